@@ -1,11 +1,11 @@
 """cachectl: see, clear, switch and prove every kernel cache of the OpenCL stack.
 
-Importing this package costs next to nothing; each public name is loaded when it is first used.
+Importing this package is cheap: each public name is loaded when it is first used.
 """
 
 from __future__ import annotations
 
-# Importing typing would double what importing this package costs; checkers know the name.
+# Importing typing would double the cost of importing this package; type checkers know the name.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from cachectl.config import Limits
@@ -49,7 +49,7 @@ __all__ = [
     "traced",
 ]
 
-#: Where a public name is defined; the others are errors of the layers.
+#: The modules that define public names; the other names are errors of the layers.
 _HOMES = {
     "BadStore": "exchange.place",
     "Limits": "config",

@@ -1,6 +1,6 @@
 """Settings: ``wait``, ``python``, ``shared``, ``portable``, and the limits of ``prune``.
 
-The user's file counts, then a site's.
+The user's file takes precedence over the site's.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ class Limits(_Limits):
     """What ``prune`` removes.
 
     :param stale: stale entries
-    :param older_than: an age such as ``"30d"``, or seconds: entries not used since; ``before`` is that moment
-    :param max_size: ``"2G"``, or the most bytes that the pruned layers hold together; the longest unused entries go
+    :param older_than: an age such as ``"30d"``, or seconds: entries not used for so long; ``before`` is that moment
+    :param max_size: the longest unused entries, until the pruned layers hold at most this: ``"2G"``, or bytes
     :param now: the time in epoch seconds, by default the present
-    :raises BadRequest: for what is no age or size
+    :raises BadRequest: for an invalid age or size
     """
 
     def __new__(  # noqa: PYI034 - Python 3.10 has no Self
@@ -58,17 +58,17 @@ class Limits(_Limits):
 
 
 class Config(NamedTuple):
-    """The settings of one environment, and where files are looked for, the one that counts most first.
+    """The settings of one environment, and the files that are looked for, in the order of precedence.
 
-    ``files`` are paths, each with whose it is (``user``, ``site`` or ``named``) and whether it exists. ``settings``
-    maps keys, with the names of their tables, to the value as it was written and the file that has it.
+    ``files`` are paths, each with its origin (``user``, ``site`` or ``named``) and whether it exists. ``settings`` maps
+    dotted keys to the value as written, and its file.
     """
 
     files: list[tuple[Path, str, bool]]
     settings: dict[str, tuple[Any, Path]]
 
     def get(self, key: str) -> Any:  # noqa: ANN401 - each key has its type
-        """Return the value of a key as it was read; ``None`` if no file has it."""
+        """Return the parsed value of a key; ``None`` if no file has it."""
         return _KEYS[key](self.settings[key][0]) if key in self.settings else None
 
     def limits(self, now: float) -> Limits:
@@ -80,8 +80,8 @@ class Config(NamedTuple):
 def load(environment: Environment) -> Config:
     """Read the config files of an environment.
 
-    Raises :class:`CachectlError` for a file that cannot be read, or that another user could have written, and
-    :class:`BadRequest` for one with an unknown key or a wrong value; the text begins with the file.
+    Raises :class:`CachectlError` for a file that cannot be read or that another user could have written, and
+    :class:`BadRequest` for an unknown key or an invalid value; the message begins with the file.
     """
     config = Config([], {})
     for origin, path in config_paths(environment):
@@ -93,7 +93,7 @@ def load(environment: Environment) -> Config:
 
 
 def with_interpreters(environment: Environment) -> Environment:
-    """Return an environment with the interpreters of its settings, unless it names others. Raises as :func:`load`."""
+    """Return an environment with the interpreters of its settings, unless it has some. Raises as :func:`load`."""
     paths = None if environment.python_paths else load(environment).get("python")
     return environment._replace(python_paths=tuple(map(environment.expand, paths))) if paths else environment
 
@@ -107,7 +107,7 @@ def _settings(path: Path, content: bytes) -> Iterator[tuple[str, Any]]:
     try:
         for key, value in _flat(tomllib.loads(content.decode()), ""):
             if key not in _KEYS:
-                raise ValueError(f"{key}: unknown key; there are {', '.join(_KEYS)}")
+                raise ValueError(f"{key}: unknown key; the keys are {', '.join(_KEYS)}")
             try:
                 _KEYS[key](value)
             except ValueError as error:
@@ -130,20 +130,17 @@ def _read(path: Path, *, needed: bool) -> bytes | None:
     from cachectl.layers.disk.trust import shared_because
 
     shown, ignore = printable(path), f"{CONFIG_VARIABLE}={os.devnull}"
-    # A link that leads nowhere, and one in a folder that is closed to this user, is none.
+    # A broken link, or a file in a folder that this user cannot enter, counts as missing.
     if not needed and not os.path.exists(path):
         return None
     try:
         if (reason := shared_because(path)) is not None:
-            raise CachectlError(f"{shown}: refused: {reason}; chmod go-w or chown that, or ignore it: {ignore}")
+            raise CachectlError(f"{shown}: refused: {reason}; chmod go-w or chown that, or ignore the file: {ignore}")
         if not path.is_file():
-            raise CachectlError(f"{shown}: not a file; correct it, or ignore it: {ignore}")
+            raise CachectlError(f"{shown}: not a file; replace it, or ignore it: {ignore}")
         return path.read_bytes()
     except OSError as error:
-        raise CachectlError(f"{shown}: {error.strerror}; correct it, or ignore it: {ignore}") from error
-
-
-# ---------------------------------------------------------------------- values
+        raise CachectlError(f"{shown}: {error.strerror}; make it readable, or ignore it: {ignore}") from error
 
 
 def _flag(value: object) -> bool:

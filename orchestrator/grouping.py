@@ -1,4 +1,4 @@
-"""Sums of entries by kernel, by the driver that wrote them, or by Python: what ``report --by`` adds."""
+"""Sums of entries by kernel, driver or Python, for ``report --by``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from cachectl.layers.host.pythons import pythons_of
 class PythonShare(NamedTuple):
     """The entries of one Python: its five-part version, the packages they name, and the interpreters of that version.
 
-    ``stale`` counts the entries that nothing can hit, ``None`` if that is unknown of some.
+    ``stale`` counts the entries that nothing can hit; ``None`` if this is unknown for some.
     """
 
     python: str
@@ -29,7 +29,7 @@ class PythonShare(NamedTuple):
 
 
 class DriverShare(NamedTuple):
-    """The entries of a layer that one driver or compiler wrote, as far as their bytes say which: version and device.
+    """The entries of a layer that one driver or compiler wrote, as far as their bytes name its version and device.
 
     ``newest`` is the time of the latest change (epoch seconds).
     """
@@ -42,7 +42,7 @@ class DriverShare(NamedTuple):
     newest: float | None
 
 
-# What cannot be read is in no sum.
+# Entries that cannot be read are in no sum.
 
 
 def by_kernel(layers: Iterable[Layer], environment: Environment) -> tuple[listing.Kernel, ...]:
@@ -52,7 +52,7 @@ def by_kernel(layers: Iterable[Layer], environment: Environment) -> tuple[listin
 
 
 def by_driver(layers: Sequence[Layer]) -> tuple[DriverShare, ...]:
-    """Sum the entries that no Python made, those of one layer together, the newest first."""
+    """Sum the entries that name no Python, by layer, the newest first."""
     groups: dict[tuple[object, ...], list[Entry]] = {}
     for entry in listing.listed(layers, ALL, lambda _: None):
         details = entry.details

@@ -25,10 +25,10 @@ def warn_user(line: str) -> None:
 
 
 class LayerSet:
-    """Every cache layer as one environment (by default this process's) resolves it; each is made when it is used."""
+    """Every cache layer of one environment (by default this process's); each is made when it is first used."""
 
     def __init__(self, environment: Environment | None = None, *, shared: bool = False) -> None:
-        """Resolve the layers; ``shared`` says that other users who can write to a cache are trusted."""
+        """Resolve the layers; with ``shared``, other users who can write to a cache are trusted."""
         self.environment = this_environment() if environment is None else environment
         if shared:
             self.environment = self.environment._replace(shared=True)
@@ -39,7 +39,7 @@ class LayerSet:
 
     @cached_property
     def _plugged(self) -> tuple[Mapping[str, Layer], tuple[registry.Broken, ...]]:
-        """The layers of plug-ins, and those that could not be loaded."""
+        """The layers of plug-ins, and the plug-ins that could not be loaded."""
         layers: dict[str, Layer] = {}
         broken: list[registry.Broken] = []
         for layer in registry.plugged_in(self.environment):
@@ -74,24 +74,21 @@ class LayerSet:
         if name in self._plugged[0]:
             return self._plugged[0][name]
         if reason := "; ".join(plugin["why"] for plugin in self.broken if plugin["name"] == name):
-            raise BadRequest(f"the plug-in {name} was left out: {reason}")
+            raise BadRequest(f"the plug-in {name} was not loaded: {reason}")
         names = [*registry.BUILT_IN, *self._plugged[0]]
-        advice = did_you_mean(name, names) or f"; there are {', '.join(names)}"
+        advice = did_you_mean(name, names) or f"; the layers are {', '.join(names)}"
         raise BadRequest(f"unknown layer {name!r}{advice}")
 
     def named(self, names: Iterable[str]) -> tuple[Layer, ...]:
-        """Return the layers of these names, each once; all of them where none is named.
-
-        Raises :class:`BadRequest` for a name that no layer has.
-        """
+        """Return the layers with these names, each once, or all. Raises :class:`BadRequest` for unknown names."""
         return tuple(self[name] for name in dict.fromkeys(names)) or tuple(self)
 
     def clearable(self) -> tuple[Layer, ...]:
-        """Return what ``purge --all`` means: every user layer that a rerun refills."""
+        """Return the layers of ``purge --all``: every user layer that a rerun refills."""
         return tuple(layer for layer in self if layer.about.scope is Scope.USER and not layer.about.precious)
 
     def chosen(self, names: Iterable[str]) -> tuple[Layer, ...]:
-        """Return the layers of these names as :meth:`named` does; every clearable one where none is named."""
+        """Return the layers with these names, as :meth:`named` does; every clearable layer if none is named."""
         names = tuple(names)
         return self.named(names) if names else self.clearable()
 
@@ -101,9 +98,9 @@ def in_each_root(
     look: Callable[[Layer, Root], Iterable[T]],
     roots: Callable[[Layer], Iterable[Root]] = every_root,
 ) -> Iterator[tuple[Layer, Root | None, T | Exception]]:
-    """Yield each layer and root with what a function finds there, or the error; then the other roots go on.
+    """Yield each layer and root with each result of a function there, or with its error; then the next root follows.
 
-    The root is ``None`` if the layer as a whole failed, of which then no root is looked at.
+    The root is ``None`` if the layer could not list its roots.
     """
     for layer in layers:
         try:
@@ -115,5 +112,5 @@ def in_each_root(
             try:
                 for item in look(layer, root):
                     yield layer, root, item
-            except FAILURES as error:  # noqa: PERF203 - one must not end the rest
+            except FAILURES as error:  # noqa: PERF203 - the other roots go on
                 yield layer, root, error

@@ -1,4 +1,4 @@
-"""What ``ls``, ``verify`` and ``doctor`` find in several layers, and how it is shown."""
+"""Entries and findings in several layers: what ``ls``, ``verify`` and ``doctor`` share."""
 
 from __future__ import annotations
 
@@ -25,10 +25,9 @@ if TYPE_CHECKING:
 
 
 class Trouble(NamedTuple):
-    """A problem of a listing; ``failed`` if entries could not be listed because of it.
+    """A problem of a listing; ``failed`` if it kept entries from being listed.
 
-    ``path`` is ``None`` if the layer as a whole failed. ``unknown_files`` counts those below the path of a format that
-    is not known.
+    ``path`` is ``None`` if the layer as a whole failed. ``unknown_files`` counts files of an unknown format below it.
     """
 
     layer: str
@@ -40,10 +39,10 @@ class Trouble(NamedTuple):
 
 
 class Kernel(NamedTuple):
-    """A kernel with its entries in all layers; several kernels that have an entry in common are one.
+    """A kernel with its entries in all layers; kernels that share an entry are one.
 
     ``kernels`` is empty for the entries of one layer whose kernels are unknown. Times are the latest. ``saves`` are the
-    seconds that misses took when they were last traced, ``None`` if unknown; ``saves_in`` has those by layer.
+    seconds that misses took when last traced, ``None`` if unknown, and ``saves_in`` the same by layer.
     """
 
     kernels: tuple[str, ...]
@@ -58,9 +57,9 @@ class Kernel(NamedTuple):
 
 @as_json("cachectl/ls/1", also=("unknown_files",), hidden=("unmatched",))
 class Listing(NamedTuple):
-    """The selected entries, and the problems met; ``kernels`` are the same entries by kernel, if that was asked for.
+    """The selected entries, and the problems met; ``kernels`` are the same entries by kernel, if requested.
 
-    ``unmatched`` says that no entry has the kernel or the key that was asked for.
+    ``unmatched`` says that no entry has the requested kernel or key.
     """
 
     entries: tuple[Entry, ...]
@@ -70,30 +69,30 @@ class Listing(NamedTuple):
 
     @property
     def unknown_files(self) -> int:
-        """Return the number of files of a format that is not known, which are no entries of the listing."""
+        """Return the number of files of an unknown format, which are not among the entries."""
         return sum(trouble.unknown_files for trouble in self.problems)
 
     @property
     def failed(self) -> bool:
-        """Return whether entries may be missing, or what was named is."""
+        """Return whether entries may be missing, or no entry matched."""
         return self.unmatched is not None or any(trouble.failed for trouble in self.problems)
 
 
 @as_json("cachectl/findings/1", optional=("not_checked",))
 class Findings(NamedTuple):
-    """What ``verify`` or ``doctor`` found, and what was not checked by layer."""
+    """What ``verify`` or ``doctor`` found, and by layer what was not checked."""
 
     findings: tuple[Finding, ...]
     not_checked: Mapping[str, str] | None = None
 
     @property
     def failed(self) -> bool:
-        """Return whether anything is damaged, of an unknown format in the place of an entry, or worse than harmless."""
+        """Return whether any finding is not harmless."""
         return not all(map(is_harmless, self.findings))
 
 
 def is_harmless(finding: Finding) -> bool:
-    """Return whether a finding is neither damage, nor an unknown format in the place of an entry, nor a problem."""
+    """Return whether a finding is neither damage, nor an unknown format in an entry's place, nor a problem."""
     return finding.severity is HARMLESS and finding.thing is None and finding.code != "unknown"
 
 
@@ -121,11 +120,10 @@ def listed(
     contents: bool = True,
     roots: Callable[[Layer], Iterable[Root]] = every_root,
 ) -> Iterator[Entry]:
-    """Yield the selected entries of every root, or of some ``roots``.
+    """Yield the selected entries of every root, or of some ``roots``; after a root that fails the next one follows.
 
-    A root that fails is given to ``notice``, and the others go on.
     ``notice`` gets what could not be listed, what looks damaged, and how many files of a root are of an unknown format;
-    by default it warns of the first. Without ``contents`` entries are not opened, as in :meth:`Store.scan`.
+    by default it warns of what could not be listed. Without ``contents``, entries are not opened (:meth:`Store.scan`).
     """
 
     def scan(layer: Layer, root: Root) -> Iterator[Found]:
@@ -150,12 +148,12 @@ def listed(
             notice(Trouble(layer.name, path, code, reason_of(thing), failed=True))
 
 
-#: Layers that are named where nothing was found in them.
+#: As many layers or more are not named if nothing matches in them.
 _FEW = 4
 
 
 def unmatched(layers: Iterable[Layer], selection: Selection) -> str | None:
-    """Return that no entry has the kernel or the key of a selection, with what is near; ``None`` if one has."""
+    """Return the message that no entry has the kernel or the key of a selection; ``None`` if one has."""
     if selection.kernel is None and selection.key is None:
         return None
     from difflib import get_close_matches
@@ -169,13 +167,13 @@ def unmatched(layers: Iterable[Layer], selection: Selection) -> str | None:
         return f"no entry has the key {selection.key!r}; cachectl ls -q lists keys"
     lower = {name.lower(): name for name in names}
     near = [lower[name] for name in get_close_matches(selection.kernel_part.lower(), lower, cutoff=0.5)]
-    hint = f"near: {', '.join(near)}" if near else "cachectl ls lists kernels"
+    hint = f"similar names: {', '.join(near)}" if near else "cachectl ls lists kernels"
     where = f" of {', '.join(layer.name for layer in layers)}" if len(layers) < _FEW else ""
     return f"no entry{where} has a kernel {selection.kernel!r}; {hint}"
 
 
 def failure(layer: Layer, path: Path | None, error: Exception) -> Finding:
-    """Return the finding that a layer, or one place of it, could not be read."""
+    """Return the finding that a layer, or one of its places, could not be read."""
     named = getattr(error, "path", None) or getattr(error, "filename", None)
     place = path or Path(named or "*")
     code, message, fix = UNREADABLE, reason_of(error), f"make {place} readable"
@@ -188,9 +186,10 @@ def failure(layer: Layer, path: Path | None, error: Exception) -> Finding:
 
 
 def judged(layer: Layer, finding: Finding) -> Finding:
-    """Return a finding; what could not be read is as serious as what the layer's library does without its place.
+    """Return a finding; an unreadable root is as serious as the loss of its place is for the layer's library.
 
-    To read is not enough for a library that writes: doctor names another place. What is not its first root is not used.
+    A library that writes needs more than read access, so the fix is ``doctor``, which names another place. Libraries
+    use only their first root.
     """
     hazard = layer.about.uses.get(Use.WRITE)
     if finding.code != UNREADABLE.name or hazard is None:
@@ -205,7 +204,7 @@ def by_kernel(entries: Iterable[Entry], environment: Environment) -> tuple[Kerne
     from cachectl.watching import ledger
 
     kernels_known = ledger.readable(environment).kernels
-    # What each name, or layer without a name, belongs to: a list that is shared by all names of one sum.
+    # The group of each name (or of a layer's entries without one); all names of a group share its set and list.
     groups: dict[str, tuple[set[str], list[Entry]]] = {}
     for entry in entries:
         names = entry.details.kernels or (f"\0{entry.layer}",)
@@ -227,7 +226,7 @@ def by_kernel(entries: Iterable[Entry], environment: Environment) -> tuple[Kerne
 
 def _kernel(names: tuple[str, ...], entries: Sequence[Entry], kernels_known: Mapping[str, ledger.Known]) -> Kernel:
     layers = tuple(dict.fromkeys(entry.layer for entry in entries))
-    # A build of several kernels is known by their names together.
+    # The ledger knows a build of several kernels by their joined names.
     seconds = (kernels_known[name].seconds for name in kernels_known.keys() & {*names, " ".join(names)})
     saved: dict[str, float] = {}
     for layer, taken in (item for each in seconds for item in each.items() if item[0] in layers):

@@ -1,8 +1,7 @@
-"""What a notebook shows: results as HTML, and the cell magics of ``%load_ext cachectl``.
+"""Notebooks: results as HTML, and the cell magics of ``%load_ext cachectl``.
 
 ``%%disabled`` runs a cell with every cache off, ``%%isolated`` with every cache on in an empty root, and ``%%traced``
-shows what the cell lost to misses. A driver that has started cannot be moved: ``%%isolated`` then says what to do
-instead.
+shows what cache misses cost. A driver that has started cannot be moved: ``%%isolated`` then says what to do instead.
 """
 
 from __future__ import annotations
@@ -40,12 +39,12 @@ def show_results(shell: Any) -> None:  # noqa: ANN401 - as load
         ("cachectl.removal", "Removal", removal_html),
         ("cachectl.watching.timeline", "Trace", trace_html),
     ):
-        # By name, so that none of them is imported before there is one.
+        # By name, so that no class is imported before it has a result.
         formatter.for_type_by_name(module, name, shown)
 
 
 def disabled() -> AbstractContextManager[object]:
-    """Run the cell with every cache off; where a driver has started, its builds are salted."""
+    """Run the cell with every cache off; builds of a driver that has started are salted."""
     return cachectl.disabled(strict=False)
 
 
@@ -55,7 +54,7 @@ def isolated() -> AbstractContextManager[object]:
 
 
 def traced() -> AbstractContextManager[object]:
-    """Run the cell, and show what it lost to misses."""
+    """Run the cell, and show what cache misses cost."""
     return cachectl.traced()
 
 
@@ -66,7 +65,7 @@ def _with_shell(shell: Any, magic: Callable[[], AbstractContextManager[object]])
                 shell.run_cell(cell)
         except CachectlError as error:
             # As on the command line: one line, no traceback.
-            print(f"cachectl: {printable(str(error))}")  # noqa: T201 - a notebook has no other place
+            print(f"cachectl: {printable(str(error))}")  # noqa: T201 - the output of the cell
             return None
         # What a trace entered has one.
         return getattr(entered, "trace", None)
@@ -83,7 +82,7 @@ def report_html(result: report.Report) -> str:
 
 
 def removal_html(result: RemovalPlan | Removal) -> str:
-    """Return the layers from which something goes or has gone, as HTML."""
+    """Return the layers from which something was or would be removed, as HTML."""
     from cachectl.verbs.purge import is_empty, layers_table
 
     shown = [layer for layer in result.layers if not is_empty(layer)]
@@ -98,7 +97,7 @@ def trace_html(result: timeline.Trace) -> str:
 
     shown = [html(trace.show(result))]
     if result.processes:
-        # The policy of the page holds in the frame.
+        # The Content Security Policy of the page applies in the frame too.
         page = escape(timeline.page(result).decode())
         frame = f'<iframe srcdoc="{page}" style="width: 100%; height: 40em; border: 0"></iframe>'
         shown.append(f"<details><summary>timeline</summary>{frame}</details>")

@@ -1,7 +1,6 @@
 """A pytest plug-in: tests that compile cold, and sessions without caches or with portable builds.
 
-It is installed with cachectl and loaded into every pytest session of that Python, so it imports no layer until it is
-used.
+Every pytest session of a Python with cachectl loads it, so it imports no layer until it is used.
 """
 
 from __future__ import annotations
@@ -31,30 +30,28 @@ _OFF = "_cachectl_off"
 def disabled_caches(request: pytest.FixtureRequest) -> Iterator[Mapping[str, Held]]:
     """Switch every kernel cache off for this test and its child processes, as ``cachectl.disabled()`` does.
 
-    Yields the status of each layer. If a cache cannot be switched off, the test is an error that names it, and is not
-    run.
+    Yields the status of each layer. If a cache cannot be switched off, the test does not run, and its error names the
+    cache.
     """
     yield from _inside(cachectl.disabled(), request)
 
 
 @pytest.fixture
 def isolated_caches(request: pytest.FixtureRequest) -> Iterator[Path]:
-    """Switch every kernel cache on, in an empty root of this test's own, as ``cachectl.isolated()`` does.
+    """Switch every kernel cache on, in an empty root for this test, as ``cachectl.isolated()`` does.
 
-    Yields the root. Libraries that have opened their caches cannot be moved: such a test is an error that names them.
+    Yields the root. If libraries have already opened their caches, the test does not run: its error names them.
     """
     yield from _inside(cachectl.isolated(), request)
 
 
 def _inside(block: AbstractContextManager[T], request: pytest.FixtureRequest) -> Iterator[T]:
-    """Yield what a block yields; a test whose caches cannot be switched fails in one line, with how to run it."""
+    """Yield what a block yields; if it cannot switch the caches, fail with one line that says how to run the test."""
     try:
         with block as value:
             yield value
     except cachectl.StillOn as error:
-        how = (
-            f"run the test in a process of its own: pytest {request.node.nodeid}, and import the libraries in the test"
-        )
+        how = f"run the test alone: pytest {request.node.nodeid}, and import the libraries in the test"
         raise pytest.fail.Exception(f"{request.fixturename}: {error.what}; {how}", pytrace=False) from None
 
 
@@ -71,7 +68,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         _PORTABLE,
         action="store_true",
         default=False,
-        help="leave PyOpenCL's folder out of builds that do not need it: their entries hit at any path",
+        help="omit PyOpenCL's include path from builds that do not need it: their entries hit at any path",
     )
 
 
@@ -83,7 +80,7 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Switch off if the plug-in was loaded too late for the hook before, and have builds be portable."""
+    """Switch off if the plug-in was loaded too late for the previous hook; make builds portable if requested."""
     _switch_off(config, asked=config.getoption(_OPTION, default=False))
     if config.getoption(_PORTABLE, default=False):
         block = ExitStack()

@@ -1,4 +1,4 @@
-"""Plans and results of removals, which ``purge`` and ``prune`` share."""
+"""The plans and results of ``purge`` and ``prune``."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class RemovalPlan(NamedTuple):
 
     @property
     def dry_run(self) -> bool:
-        """Return ``True``: nothing has been removed."""
+        """Return ``True``: nothing was removed."""
         return True
 
     @property
@@ -40,27 +40,27 @@ class RemovalPlan(NamedTuple):
 
     @property
     def failed(self) -> bool:
-        """Return whether anything could not be read or is refused."""
+        """Return whether anything could not be read or was refused."""
         return any(plan.failed for plan in self.layers)
 
     def apply(self) -> Removal:
-        """Remove what the plans list, and nothing else. If a layer fails, the result says so; the others go on.
+        """Remove exactly what the plans list. If a layer fails, the result says so, and the other layers go on.
 
         Layers that need no free disk space are cleared first.
         """
         outcomes = {plan.layer: Outcome(plan.layer, skipped=plan.skipped, failed=plan.failed) for plan in self.layers}
-        going = (plan for plan in self.layers if plan.entries)
-        for plan in sorted(going, key=lambda plan: plan.needs_room):
+        needed = (plan for plan in self.layers if plan.entries)
+        for plan in sorted(needed, key=lambda plan: plan.needs_room):
             try:
                 outcomes[plan.layer] = plan.apply()
-            except FAILURES as error:  # noqa: PERF203 - one must not end the rest
+            except FAILURES as error:  # noqa: PERF203 - the other layers go on
                 outcomes[plan.layer] = outcomes[plan.layer].plus(Outcome(plan.layer, failed=_failure(error)))
         return Removal(tuple(outcomes.values()))
 
 
 @as_json("cachectl/purge/1", also=("dry_run", "total"), sums=_SUMS)
 class Removal(NamedTuple):
-    """What a removal has done, layer by layer."""
+    """What a removal did, layer by layer."""
 
     layers: tuple[Outcome, ...]
 
@@ -77,11 +77,6 @@ class Removal(NamedTuple):
         """Return the sums over all layers: ``removed`` counts entries."""
         return total(self)
 
-    def plus(self, later: Removal) -> Removal:
-        """Return what both have done, with what the later one has left."""
-        earlier = {outcome.layer: outcome._replace(skipped=(), failed=()) for outcome in self.layers}
-        return Removal(tuple(earlier[outcome.layer].plus(outcome) for outcome in later.layers))
-
     @property
     def failed(self) -> bool:
         """Return whether anything failed or was refused."""
@@ -93,20 +88,20 @@ def _failure(error: Exception) -> tuple[Note]:
 
 
 def planned(layers: Iterable[Layer], plan: Callable[[Layer], Plan]) -> RemovalPlan:
-    """Return the plans of layers; a refusal is part of a plan."""
+    """Return the plan of each layer; a layer that refuses has it as a failure in its plan."""
     plans = []
     for layer in layers:
         try:
-            # The store of a layer that has nothing here is not loaded. Others may refuse.
+            # The store of a user layer that has nothing here is not loaded.
             is_absent = layer.about.scope is Scope.USER and not existing_roots(layer)
             plans.append(Plan(layer.name, layer.clear) if is_absent else plan(layer))
-        except FAILURES as error:  # noqa: PERF203 - one must not end the rest
+        except FAILURES as error:  # noqa: PERF203 - the other layers go on
             plans.append(Plan(layer.name, layer.clear, failed=_failure(error)))
     return RemovalPlan(tuple(plans))
 
 
 def existing_roots(layer: Layer) -> list[Root]:
-    """Return the roots of a layer where something exists, and those of which that is unknown."""
+    """Return the roots of a layer that exist or may exist."""
     return [root for root in every_root(layer) if root.may_exist]
 
 
@@ -118,12 +113,11 @@ def carry_out(
     *,
     dry_run: bool,
     note: Callable[[Mapping[str, Iterable[str]]], None],
-    repeats: bool = False,
 ) -> RemovalPlan | Removal:
     """Return the plan of a removal (``dry_run``), or apply it and remove what killed commands left.
 
-    Interrupted writes are finished or rolled back before the plan is made. ``note`` gets the keys that were removed, by
-    layer, once the space is free.
+    Interrupted writes are finished or rolled back before planning. ``note`` gets the planned keys by layer, once the
+    space is free.
     """
     if dry_run:
         return plan()
@@ -134,15 +128,12 @@ def carry_out(
             layer.store.recover(root)
         return ()
 
-    # The plan of a layer names its failure. Stores are loaded where there is something.
+    # Failures are ignored here: the plan of the layer names them.
     tuple(layer_set.in_each_root(layers, recover, existing_roots))
-    result, removed = Removal(()), 1
-    while removed and (repeats or not result.layers):
-        removing = plan()
-        stack.environment.step(0, "removing", sum(len(each.entries) for each in removing.layers))
-        more = removing.apply()
-        note({each.layer: (entry.key for entry in each.entries) for each in removing.layers})
-        result, removed = result.plus(more) if result.layers else more, more.total.removed
+    removing = plan()
+    stack.environment.step(0, "removing", sum(len(each.entries) for each in removing.layers))
+    result = removing.apply()
+    note({each.layer: (entry.key for entry in each.entries) for each in removing.layers})
     from cachectl.layers.disk.temporaries import remove_abandoned
 
     if left := remove_abandoned(stack.environment):

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class _Verb:
-    """A method that is a function of another module, which is imported when the method is used."""
+    """A function of another module as a method; the module is imported when the method is used."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -43,14 +43,15 @@ class _Verb:
 class Stack(LayerSet):
     """The layers of one environment, and the verbs that work on all of them.
 
-    Verbs of the command line are methods, with the same words as arguments, and return facts. ``layers`` names layers;
-    without it a verb works on all of them, or on every clearable one if it removes or pushes. ``notice`` gets one line
-    for each thing that a caller should know and that is no error; by default it issues a :class:`RuntimeWarning`.
+    The verbs of the command line are methods, their options are keywords, and they return facts. ``layers`` names
+    layers; by default a verb works on all layers, or on the clearable ones if it removes or pushes. ``notice`` gets one
+    line for each thing that is not an error but that a caller should know; by default it issues a
+    :class:`RuntimeWarning`.
     """
 
     @classmethod
     def below(cls, folder: str, environment: Environment | None = None) -> Stack:
-        """Return the layers as ``run --isolated=FOLDER`` and ``env --root FOLDER`` keep them below a folder.
+        """Return the layers below a folder, as of ``run --isolated=FOLDER`` and ``env --root FOLDER``.
 
         Raises :class:`BadRequest` if there is no such folder.
         """
@@ -58,7 +59,7 @@ class Stack(LayerSet):
 
         return cls(environment_below(environment or this_environment(), folder))
 
-    # A type checker sees the functions themselves, with their arguments.
+    # Type checkers see the functions themselves, with their arguments.
     if TYPE_CHECKING:
         entries = entries
         report = report

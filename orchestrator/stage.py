@@ -1,10 +1,10 @@
 """Warm caches on every node of an MPI job: one rank of each node pulls a source to the node's own disk.
 
-The ranks that share memory are a node, and the lowest of them is its leader. At the end the leaders agree which of them
-sends each new entry, so that each is sent once, and rank 0 pushes them. Programs run after any failure: with an empty
-folder if the source is unusable, and as without staging if the disk is.
+The ranks that share memory are a node, and the lowest of them is its leader. At the end the leaders agree on who sends
+each new entry, so that each is sent once, and rank 0 pushes them. Programs run after any failure: with an empty folder
+if the source is unusable, and without staging if the disk is.
 
-mpi4py is imported here and nowhere else. Any launcher may start the ranks.
+Only this module imports mpi4py. Any launcher can start the ranks.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import os
 import time
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from operator import or_
@@ -45,20 +45,20 @@ NODE = "CACHECTL_NODE"
 FAILING_WAIT = 5.0
 #: The shortest and the longest pause while a rank waits, in seconds.
 _SHORTEST, _LONGEST = 0.001, 0.05
-#: What MPI still uses after a failing rank has stopped waiting.
+#: Requests and buffers that MPI still uses after a failing rank has stopped waiting.
 _PENDING: list[object] = []
 
 
 class NotConnected(CachectlError):
-    """The launcher started several ranks, but MPI shows each of them as the only one; every rank gets this error.
+    """The launcher started several ranks, but in MPI each is alone; every rank gets this error.
 
-    ``first`` is true on the rank that reports it: the launcher's rank 0, or every rank if their number is unknown.
+    ``first`` is true on the ranks that report it: the launcher's rank 0, or all if the number of ranks is unknown.
     """
 
     def __init__(self, launch: launcher.Launch, library: str) -> None:
         self.first = not launch.rank or launch.ranks is None
         ranks = "several ranks" if launch.ranks is None else f"{launch.ranks} ranks"
-        hint = "; srun --mpi=list names what Slurm offers" * launch.setting.startswith("SLURM")
+        hint = "; srun --mpi=list shows what Slurm supports" * launch.setting.startswith("SLURM")
         super().__init__(
             f"the launcher started {ranks} ({launch.setting}), but MPI does not connect them: mpi4py uses {library}; "
             f"start them with the mpiexec of that MPI, or install mpi4py for the launcher's MPI{hint}"
@@ -66,10 +66,7 @@ class NotConnected(CachectlError):
 
 
 class Route(NamedTuple):
-    """Where entries come from, why that is trusted, and where new ones go, signed by a key.
-
-    With ``force`` a file is replaced that is not a bundle.
-    """
+    """Source, trust in it, target for new entries, and key to sign them; ``force`` replaces what is not a bundle."""
 
     source: str | None
     trust: trusting.Trust | None
@@ -82,14 +79,14 @@ class Route(NamedTuple):
         if self.source is None and self.trust is not None:
             raise BadRequest("--allowed-signers, --digest and --trust need a SOURCE")
         if place.STREAM in (self.source, self.out):
-            raise BadRequest("the standard streams are the command's; name a FILE")
+            raise BadRequest("the command uses the standard streams; name a FILE")
         if self.sign is not None and self.out is None:
             raise BadRequest("--sign needs --out FILE")
         if self.source is None and self.out is None:
-            raise BadRequest("nothing to stage: name a SOURCE to start with, or --out FILE for what is compiled")
+            raise BadRequest("nothing to stage: name a SOURCE to start from, or --out FILE for new entries")
 
     def is_round(self, environment: Environment) -> bool:
-        """Return whether the target is the source, which stays as it is if it cannot be used."""
+        """Return whether the target is the source, which is not changed if it is unusable."""
         ends = (self.source, self.out)
         return None not in ends and len({environment.expand(str(end)).resolve() for end in ends}) == 1
 
@@ -99,8 +96,8 @@ class Route(NamedTuple):
         if name := next((name for name in (out, source) if name in layers), None):
             return f"{name!r} is a layer, not a FILE; write ./NAME for a file"
         if source is not None and self.trust is None and not os.path.isdir(environment.expand(source)):
-            is_there = place.is_url(source) or os.path.lexists(environment.expand(source))
-            return trusting.UNTRUSTED if is_there else missing_words(source)
+            may_exist = place.is_url(source) or os.path.lexists(environment.expand(source))
+            return trusting.UNTRUSTED if may_exist else missing_words(source)
         try:
             if out is not None and not place.is_url(out) and not (folder := environment.expand(out).parent).is_dir():
                 return f"--out {out!r}: the folder {folder} does not exist"
@@ -112,7 +109,7 @@ class Route(NamedTuple):
 
 
 class Ranks(NamedTuple):
-    """All ranks, those of this node, and, on the lowest of these only, the leaders of the nodes; the node's name."""
+    """All ranks, the ranks of this node, on its leader also the leaders of all nodes, and the name of the node."""
 
     world: Intracomm
     node: Intracomm
@@ -148,15 +145,12 @@ class Staged(NamedTuple):
 
 
 def join(environment: Environment, comm: Intracomm | None = None) -> Ranks:
-    """Return the ranks of ``comm``, by default of the world. All ranks must call this.
-
-    Raises :class:`NotConnected`.
-    """
+    """Return the ranks of ``comm``, by default the world. Collective over all ranks. Raises :class:`NotConnected`."""
     mpi = _mpi()
     if mpi.COMM_WORLD.size == 1 and (launch := launcher.innermost_launch(environment)) is not None:
         name, version = mpi.get_vendor()
         raise NotConnected(launch, " ".join((name, ".".join(map(str, version)))))
-    # A separate communicator, so that our messages do not mix with the program's.
+    # A separate communicator keeps our messages apart from the program's.
     world: Intracomm = (mpi.COMM_WORLD if comm is None else comm).Dup()
     colour = environment.get(NODE)
     suffix = "" if colour is None else f" ({NODE}={colour})"
@@ -168,7 +162,7 @@ def join(environment: Environment, comm: Intracomm | None = None) -> Ranks:
 
 
 def stage_in(job: Job) -> Staged:
-    """Fill the folder of each node; return what programs of this rank need. All ranks must call this.
+    """Fill the folder of each node; return what programs of this rank need. Collective over all ranks.
 
     Raises :class:`BadRequest`, on every rank, for an invalid request.
     """
@@ -184,8 +178,12 @@ def stage_in(job: Job) -> Staged:
         if writes and route.is_round(environment) and not is_usable:
             writes = False
             if leaders.rank == 0:
-                root.notes.append(f"nothing will be written to {route.out}, which stays as it is")
-        _say_staged(job.inform, leaders.gather(filling) or ())
+                root.notes.append(f"nothing will be written to {route.out}")
+        fillings = leaders.gather(filling) or ()
+        if reasons := dict.fromkeys(reason for each in fillings for reason in each.trusted):
+            numbers = [each.placed for each in fillings if each.placed]
+            nodes = f"{len(numbers)} of {plural(len(fillings), 'node')}"
+            job.inform(f"staged {sum(numbers):,} entries on {nodes}; accepted: {', '.join(reasons)}")
         _say_notes(job.notice, leaders.gather((name, root.take_notes())) or ())
     wait_for_all(node)
     folder, variables = node.bcast(None if root is None else (root.root, dict(root.variables)))
@@ -193,34 +191,34 @@ def stage_in(job: Job) -> Staged:
 
 
 def stage_out(job: Job, staged: Staged, *, ok: bool = True) -> bool | None:
-    """Wait for all ranks; push the new entries of all nodes if requested. All ranks must call this.
+    """Wait for all ranks; push the new entries of all nodes if requested. Collective over all ranks.
 
     If a rank is not ``ok``, nothing is pushed, and it waits only a few seconds for the others. Returns whether all are
-    ok, ``None`` if some did not come.
+    ok; ``None`` if some ranks did not arrive.
     """
     mpi, (world, _, leaders, name), root = _mpi(), job.ranks, staged.root
     mine, everybody = bytearray([ok]), bytearray(1)
     request = world.Iallreduce([mine, mpi.BYTE], [everybody, mpi.BYTE], op=mpi.BAND)
-    have_come = _poll(request.Test, None if ok else FAILING_WAIT)
-    if not have_come:
+    have_arrived = _poll(request.Test, None if ok else FAILING_WAIT)
+    if not have_arrived:
         _PENDING.append((request, mine, everybody))
     if not everybody[0]:
         if staged.writes and world.rank == 0:
-            job.notice(f"a rank has failed: nothing was written to {job.route.out}")
+            job.notice(f"a rank failed, so nothing was written to {job.route.out}")
     elif leaders is not None and root is not None:
         if staged.writes:
             _gather_new(job, root, leaders)
         _say_notes(job.notice, leaders.gather((name, root.take_notes())) or ())
-    return bool(everybody[0]) if have_come else None
+    return bool(everybody[0]) if have_arrived else None
 
 
 def _gather_new(job: Job, root: NodeRoot, leaders: Intracomm) -> None:
-    """Push the new entries of all nodes: what lower leaders have too is sent once."""
+    """Push the new entries of all nodes: an entry that several leaders have is sent once."""
     lower: frozenset[Name] = leaders.exscan(root.new(), op=or_)
     if leaders.rank:
         _send_new(leaders, root, lower)
         return
-    # All of them: a sender waits until its chunks are received.
+    # Before any push, because a sender waits until its chunks are received.
     received = [_receive(leaders, sender, root, job.notice) for sender in range(1, leaders.size)]
     try:
         _push_new(job, root, received)
@@ -228,15 +226,8 @@ def _gather_new(job: Job, root: NodeRoot, leaders: Intracomm) -> None:
         job.notice(f"new entries are lost: {job.route.out}: {full_reason(error)}")
 
 
-def _say_staged(inform: Callable[[str], None], fillings: Sequence[Filling]) -> None:
-    if reasons := dict.fromkeys(reason for filling in fillings for reason in filling.trusted):
-        numbers = [filling.placed for filling in fillings if filling.placed]
-        nodes = f"{len(numbers)} of {plural(len(fillings), 'node')}"
-        inform(f"staged {sum(numbers):,} entries on {nodes}; accepted: {', '.join(reasons)}")
-
-
 def _say_notes(notice: Callable[[str], None], gathered: Iterable[tuple[str, list[str]]]) -> None:
-    """Give a line for each note, however many nodes have it."""
+    """Give one line for each note, even if many nodes have it."""
     nodes: dict[str, list[str]] = {}
     for node, notes in gathered:
         for note in notes:
@@ -247,23 +238,23 @@ def _say_notes(notice: Callable[[str], None], gathered: Iterable[tuple[str, list
 
 
 def _send_new(leaders: Intracomm, root: NodeRoot, lower: frozenset[Name]) -> None:
-    """Send rank 0 a bundle of the new entries that no lower leader has, in chunks of which the last is empty."""
+    """Send rank 0 a bundle of the new entries that no lower leader has, in chunks, then an empty chunk."""
     try:
         with open(root.pack(lower) or os.devnull, "rb") as file:
             for chunk in bundle.pieces(file):
                 leaders.ssend(chunk, dest=0)
     except OSError as error:
         root.notes.append(f"new entries are lost: {full_reason(error)}")
-    # Rank 0 waits for it.
+    # Also after an error: rank 0 waits for it.
     leaders.ssend(b"", dest=0)
 
 
 def _receive(leaders: Intracomm, sender: int, root: NodeRoot, notice: Callable[[str], None]) -> StoreCollection | None:
-    """Return the bundle that a leader sends, empty if it sends none; ``None`` if it cannot be written."""
+    """Return the bundle that a leader sends, which may be empty; ``None`` if it cannot be written."""
     chunks = iter(partial(leaders.recv, source=sender), b"")
     environment = root.stack().environment
     try:
-        shown = "what a node has sent"
+        shown = "the bundle from a node"
         file = bundle.spooled(environment, chunks, shown, spared=0)
         return StoreCollection(bundle.BundlePlace(None, environment, shown=shown, file=file), environment)
     except FAILURES as error:
@@ -273,8 +264,8 @@ def _receive(leaders: Intracomm, sender: int, root: NodeRoot, notice: Callable[[
 
 
 def _push_new(job: Job, root: NodeRoot, received: Iterable[StoreCollection | None]) -> None:
-    """Push what is new on this node, and what other leaders have sent."""
-    # Temporary files lie on the node's own disk.
+    """Push the new entries of this node, and those that other leaders sent."""
+    # Temporary files are on the node's own disk.
     stack, route = root.stack(), job.route
     with trusting.allowed_list(job.environment, route.sign, None) as allowed:
         target = place_of(route.out or "", stack.environment, writes=True, force=route.force)
@@ -288,13 +279,10 @@ def _push_new(job: Job, root: NodeRoot, received: Iterable[StoreCollection | Non
     job.inform(f"{target.shown}: {plural(result.total.placed, 'entry', 'entries')} added{digest}")
 
 
-# ---------------------------------------------------------------------- MPI
-
-
 def _mpi() -> _Module:
     try:
         with warnings.catch_warnings():
-            # NotConnected reports the same in one line.
+            # NotConnected reports it in one line.
             warnings.filterwarnings("ignore", "suspicious MPI execution environment", RuntimeWarning)
             from mpi4py import MPI
     except ImportError as error:
@@ -306,7 +294,7 @@ def _mpi() -> _Module:
 
 
 def wait_for_all(comm: Intracomm) -> None:
-    """Wait for all ranks of ``comm`` without keeping a processor busy: other processes of the node may need it."""
+    """Wait for all ranks of ``comm`` without keeping a CPU busy, which other processes of the node may need."""
     _poll(comm.Ibarrier().Test, None)
 
 
@@ -334,18 +322,18 @@ def staged(
     comm: Intracomm | None = None,
     notice: Callable[[str], None] | None = None,
 ) -> Iterator[Path | None]:
-    """Stage caches for a program that runs under MPI itself; all ranks of ``comm`` enter and leave it.
+    """Stage caches for a program that is itself an MPI program; all ranks of ``comm`` must enter and leave the block.
 
     Enter the block before loopy is imported and before a driver starts. The folder is removed at process exit, because
-    libraries go on using it.
+    libraries use it until then.
 
-    :param source: what to start with; needs exactly one of ``digest``, ``allowed_signers`` and ``trust``, unless it
+    :param source: what to start from; needs exactly one of ``digest``, ``allowed_signers`` and ``trust``, unless it
         is an isolated root
-    :param out: gets what is new when the block ends, unless a rank leaves it by an exception
+    :param out: gets the new entries when the block ends, unless a rank leaves it with an exception
     :param sign: an OpenSSH key for ``out``
     :param comm: by default the world
-    :param notice: gets, on rank 0, a line for each thing done and each problem; without it, problems are warnings
-    :returns: a context, which gives the folder of this node's caches, ``None`` if its disk could not be used
+    :param notice: gets, on rank 0, a line for each result and each problem; without it, problems are warnings
+    :returns: a context that yields the folder of this node's caches, ``None`` if the node's disk is unusable
     :raises CachectlError: on all ranks, before anything is changed, if it is too late on one
     :raises NotConnected: if MPI does not connect the ranks
     """
@@ -367,7 +355,7 @@ def staged(
 
     def close() -> None:
         if os.getpid() == process:
-            # The others of the node use the folder until they end. One that has failed may not come here.
+            # The other ranks of the node use the folder until they end. A failed rank may not get here.
             if all_ok is not None and not _mpi().Is_finalized():
                 _poll(node.Ibarrier().Test, None if all_ok else FAILING_WAIT)
             here.remove()
@@ -375,13 +363,13 @@ def staged(
     atexit.register(close)
     try:
         with overlay.applied(overlay.variables(here.variables)):
-            # Only after all ranks have passed: a warning may be an error.
+            # Only after the collective calls, because a warning may be turned into an error.
             while lines:
                 warn(lines.pop(0))
             yield here.folder
         ok = True
     finally:
-        # A forked child leaves the block too, but is no rank.
+        # A forked child leaves the block too, but is not a rank.
         if os.getpid() == process:
             all_ok = stage_out(job, here, ok=ok)
             while lines:

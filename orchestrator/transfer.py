@@ -1,4 +1,4 @@
-"""Results of copies between layers, stores and files, which ``push`` and ``pull`` share, and how they are shown."""
+"""The results of ``push`` and ``pull``."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _SUMS = ("placed", "bytes", "there", "cannot_hit", "kept", "skipped", "failed")
 @as_json(also=("foreseen",), hidden=("outlooks",), optional=("entries",), names={"foreseen": "outlook"})
 @dataclass
 class Moved:
-    """What was done with the entries of one layer so far, or (in a dry run) would be done.
+    """What was done so far with the entries of one layer, or in a dry run would be done.
 
-    ``there`` counts those that the target had, ``kept`` lists different ones that it keeps, and ``cannot_hit`` counts
-    those that cannot be hit here and were not placed. ``outlooks`` counts all that the target lacked. ``sensitive``
-    says what pushed entries reveal. ``entries`` are those that a dry run would place.
+    ``there`` counts entries that the target had, ``kept`` lists different entries that it keeps, and ``cannot_hit``
+    counts entries that were not placed because they cannot be hit here. ``outlooks`` counts all that the target lacked.
+    ``sensitive`` says what pushed entries reveal. ``entries`` are those that a dry run would place.
     """
 
     layer: str
@@ -37,13 +37,13 @@ class Moved:
 
     @property
     def foreseen(self) -> tuple[Outlook, ...]:
-        """Return the outlooks, each with its number of entries; what could not be placed is not hit."""
+        """Return the outlooks with their numbers of entries; where nothing was placed, only those without hits."""
         is_there = self.entries is not None or self.placed or self.there
         seen = [outlook._replace(entries=number) for outlook, number in self.outlooks.items()]
         return tuple(outlook for outlook in seen if is_there or outlook.hits is False)
 
     def add(self, other: Moved) -> None:
-        """Add what was done with more entries of the layer."""
+        """Add the result for more entries of the layer."""
         for name in (*_SUMS, "outlooks"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         if other.entries is not None:
@@ -55,10 +55,9 @@ class Moved:
 class Transfer:
     """What a push or a pull did with each layer, or (``dry_run``) would do.
 
-    ``url`` names the target, or the sources. ``digest`` pins the content of a store; it is ``None`` for other and for
-    several sources. ``moved`` is the number of bytes that were uploaded, or of packs that were downloaded. ``trusted``
-    says why entries were taken, ``unread`` lists by layer what cannot be hit here, and ``left_out`` the index parts
-    that nothing shows to be trusted.
+    ``url`` names the target or the sources. ``digest`` pins the content of a store; it is ``None`` for several sources
+    and those that are no store. ``moved`` is the number of bytes uploaded, or downloaded in packs. ``trusted`` says why
+    entries were accepted, ``unread`` lists by layer what cannot be hit here, and ``left_out`` untrusted index parts.
     """
 
     url: str = ""
@@ -71,7 +70,7 @@ class Transfer:
     left_out: tuple[Note, ...] = ()
 
     def layer(self, name: str) -> Moved:
-        """Return the result for a layer, to be added to."""
+        """Return the result of a layer, to which callers add."""
         for layer in self.layers:
             if layer.layer == name:
                 return layer
@@ -79,7 +78,7 @@ class Transfer:
         return self.layers[-1]
 
     def add(self, other: Transfer) -> None:
-        """Add what was done with another source."""
+        """Add the result for another source."""
         self.url, self.digest = f"{self.url} {other.url}", None
         self.moved += other.moved
         for layer in other.layers:

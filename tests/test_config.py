@@ -35,7 +35,7 @@ def test_the_users_file_counts_more_than_a_sites(home: Home, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("wiat = 3\n", "wiat: unknown key; there are wait, python, shared, portable, prune.max-size"),
+        ("wiat = 3\n", "wiat: unknown key; the keys are wait, python, shared, portable, prune.max-size"),
         ("[prune]\nmax-size = []\n", "such as 500M"),
         ("[prune]\nmax-size = 5\n", "prune.max-size: cannot read '5' as a size"),
         ("shared = 1\n", "neither true nor false"),

@@ -87,7 +87,7 @@ def test_again(isolated_caches):
     _, _, rest = done.stdout.partition("ERROR at setup of test_again ")
     (line,) = [line for line in rest.split("\n===")[0].splitlines()[1:] if line and not line.startswith("---")]
     assert line.startswith("isolated_caches: cannot move in this process: loopy (")
-    assert "run the test in a process of its own: pytest test_it.py::test_again" in line
+    assert "run the test alone: pytest test_it.py::test_again" in line
 
 
 @real

@@ -104,13 +104,12 @@ class Lookups(NamedTuple):
     otherwise: str = ""
     #: How often the file of a damaged entry is opened by a lookup, which misses, and by the store after it.
     openings_of_miss: int = 1
-    #: Whether every hit leaves a time of use, so that no such time means no hit.
+    #: Whether every hit updates a time of use, so that an entry without a newer one was not hit.
     keeps_use: bool = False
     #: Returns whether a lookup is that of the layer with the third name, by what its watcher noted: a layer, and the
     #: dictionary, or "".
     owns: Callable[[str, str, str], bool] = lambda noted, _, layer: noted == layer
-    #: Infers hits and misses from the number of openings of files with many entries, and of entries that appeared;
-    #: ``None`` if they show neither.
+    #: Infers hits and misses, if possible, from the number of openings of files with many entries, and of new entries.
     by_openings: Callable[[int, int, Environment], tuple[int, int] | None] = lambda *_: None
     #: Whether the driver links programs again even if it has stored them.
     relinks: bool = False

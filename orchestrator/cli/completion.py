@@ -1,6 +1,6 @@
 """``cachectl completion``: a script that completes commands, options, layers, keys and kernels in a shell.
 
-The files ``completion.SHELL`` next to this module hold what shtab does not make of the grammar.
+The files ``completion.SHELL`` next to this module have what shtab cannot derive from the grammar.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from cachectl.layers.base.text import printable
 from cachectl.layers.core.selection import ALL
 
 SHELLS = ("bash", "zsh", "fish")
-#: The words that the script asks for while a line is typed, by how a placeholder is called in the help.
+#: The words that the script requests while a line is typed, by the placeholder in the help.
 _WORDS = {"LAYER": "layers", "KEY": "keys", "GLOB": "kernels"}
-#: Seconds after which no more words are looked for: nobody waits longer for a line to be completed.
+#: Seconds after which the search for words ends: nobody waits longer for a completion.
 _PATIENCE = 0.15
 _FILES = ("FILE", "LIST", "PATH", "BUNDLE")
 EXAMPLE = "cachectl completion bash >> ~/.bashrc"
@@ -68,9 +68,9 @@ def script(shell: str) -> str:
             action.complete = complete  # type: ignore[attr-defined]
     text = str(shtab.complete(parser, shell))
     if shell == "zsh":
-        # shtab's own end of the script works only with eval, not with source.
+        # The end that shtab writes works only with eval, not with source.
         text = text.partition("if [[ $zsh_eval_context")[0]
-        # After a first LAYER more follow, and --option=VALUE is the same as --option VALUE.
+        # More layers can follow the first LAYER, and --option=VALUE is the same as --option VALUE.
         text = re.sub(r'"\(\*\)::?', '"*:', text)
         text = re.sub(r'(--[\w-]+)(\}?"?\[.*\]:)', r"\1=\2", text)
     return text + files("cachectl.cli").joinpath(f"completion.{shell}").read_text(encoding="utf-8").rstrip()
@@ -78,7 +78,7 @@ def script(shell: str) -> str:
 
 def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
     """Yield the arguments of a parser and of its verbs."""
-    for action in parser._actions:  # noqa: SLF001 - argparse has no other list of them
+    for action in parser._actions:  # noqa: SLF001 - argparse has no public list of them
         if isinstance(action, argparse._SubParsersAction):  # noqa: SLF001
             for verb in action.choices.values():
                 yield from _actions(verb)

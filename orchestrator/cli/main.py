@@ -1,7 +1,7 @@
 """The command line: parse, call the verb, show its facts, return an exit status.
 
 Status 0 is done; 1 is failed, refused, missing or damaged; 2 is wrong usage. Every error is one line. The file of a
-verb declares its options; only the verb that was typed is imported: all of them take longer than most reports.
+verb declares its options. Only the requested verb is imported: importing all takes longer than most reports.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from cachectl.cli import output
 from cachectl.layers.base.errors import BadRequest, CachectlError
 from cachectl.layers.base.text import did_you_mean
 
-# Help needs neither typing nor what verbs share.
+# Help needs neither typing nor the code that verbs share.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, NoReturn
@@ -27,33 +27,33 @@ if TYPE_CHECKING:
     from cachectl import verbs
     from cachectl.layers.base.environment import Environment
 
-#: Every verb in the order of the help, and what it does.
+#: Every verb, in the order of the help, and its summary.
 VERBS: dict[str, str] = {
     "report": "show where caches are and how much they hold",
-    "dir": "print the places of caches, one a line",
-    "ls": "list kernels with what they have in all layers, or entries",
-    "verify": "look for damage, entry by entry",
-    "doctor": "find problems of this set-up, each with the command that fixes it",
-    "purge": "remove entries; --all is every user layer but tuning results",
+    "dir": "print the folders of caches, one per line",
+    "ls": "list kernels with their entries in all layers, or single entries",
+    "verify": "check every entry for damage",
+    "doctor": "find problems with this setup, and the command that fixes each",
+    "purge": "remove entries; --all means every user layer except tuning results",
     "prune": "remove stale or old entries, then the longest unused until the rest fits",
-    "run": "run a command with caches off, or on in empty roots",
-    "env": "print variables as shell commands, for eval",
-    "trace": "run a command and say what it lost to misses, and why",
-    "bench": "measure the time each cache saves a command: cold, warm, each off in turn",
-    "push": "add to a bundle, a folder or a URL the entries that it lacks",
-    "pull": "place the entries of a store or a root that are missing here, once trusted",
+    "run": "run a command with caches off, isolated, or filled from a store",
+    "env": "print shell commands that set variables, for eval",
+    "trace": "run a command and show what cache misses cost, and why",
+    "bench": "measure the time that each cache saves a command",
+    "push": "add missing entries to a bundle, a folder or a URL",
+    "pull": "copy missing entries here from a trusted store or root",
     "store": "list, clean up or check a store",
     "stage": "carry warm caches to every node of an MPI job, and back",
     "demo": "demonstrate cachectl on PoCL, in an isolated root",
     "get": "write one entry to a file",
-    "put": "place an entry that get wrote, so that the library hits it",
-    "layers": "list layers, what each can do here, and why not",
-    "config": "show what is set, and where",
-    "completion": "print a script that completes commands, layers, keys and kernels in a shell",
+    "put": "place an entry written by get, so that the library hits it",
+    "layers": "list layers, and what each can and cannot do here",
+    "config": "show the settings, and where each was set",
+    "completion": "print a script for completion in a shell",
 }
 #: The heading above a verb in the help.
 HEADINGS = {"report": "look", "purge": "clear", "run": "run", "push": "move", "demo": "learn", "get": "plumbing"}
-#: Words that people type first, and the verb that they mean.
+#: Words that people try first, and the verbs that they mean.
 MEANT = {
     **dict.fromkeys(("clean", "clear", "rm", "remove", "delete"), "purge"),
     **dict.fromkeys(("info", "stats", "status", "du"), "report"),
@@ -67,7 +67,7 @@ MEANT = {
 #: Verbs that run a command, and options without a verb.
 _RUNNING = ("run", "trace", "bench", "stage")
 _WITHOUT_VERB = ("-h", "--help", "--version")
-#: New objects between two searches for garbage, instead of Python's own 700.
+#: New objects between two garbage collections, instead of Python's 700.
 _OBJECTS = 50_000
 
 
@@ -80,12 +80,12 @@ def main(
     """Run the command line and return the exit status.
 
     ``arguments`` are the words after ``cachectl``, by default this process's. ``environment`` says where the caches
-    are, by default as this process sees them; relative file names always mean the working folder of this process.
-    ``show_json`` prints a result if ``--json`` was typed.
-    Raises :class:`SystemExit` for wrong usage (status 2), ``--help`` and ``--version``.
+    are, by default this process's; relative file names always refer to the working directory of this process.
+    ``show_json`` prints a result if ``--json`` was given. Raises :class:`SystemExit` for wrong usage (status 2),
+    ``--help`` and ``--version``.
     """
     try:
-        # To look for garbage among the objects of new modules takes a fifteenth of a report.
+        # Collecting garbage while modules are imported takes a fifteenth of a report.
         gc.set_threshold(_OBJECTS)
         _open_streams()
         words = list(sys.argv[1:] if arguments is None else arguments)
@@ -98,10 +98,10 @@ def main(
         with output.warnings_as_lines():
             return _shown(verb.run(request), verb, request, show_json)
     except KeyboardInterrupt:
-        # Also while modules are loaded, and the line is parsed.
+        # The key may have been pressed while modules were imported.
         return 130
     except BrokenPipeError:
-        # The reader has closed the pipe: the status of a program that SIGPIPE ends.
+        # The reader closed the pipe: the status of a program ended by SIGPIPE.
         return 141
     except Exception as error:
         known = _explained(error)
@@ -111,14 +111,14 @@ def main(
         return known[0]
     finally:
         if arguments is None:
-            # The program ends now: Python's last searches for garbage take an eighth of a report.
+            # The program ends now: Python's last garbage collections take an eighth of a report.
             gc.freeze()
         _discard_output()
 
 
 def _parsed(words: list[str], environment: Environment | None) -> tuple[verbs.Request, Any]:
-    """Return what was typed, and the module of its verb."""
-    # For other verbs argparse gives -- its usual meaning.
+    """Return the request, and the module of its verb."""
+    # In other verbs, argparse gives -- its usual meaning.
     at = words.index("--") if words[0] in _RUNNING and "--" in words else len(words)
     options = _parse(words[:at])
     from cachectl import verbs
@@ -133,7 +133,7 @@ def _parsed(words: list[str], environment: Environment | None) -> tuple[verbs.Re
 
 
 def _shown(result: Any, verb: Any, request: verbs.Request, show_json: Callable[[object], None]) -> int:  # noqa: ANN401 - of any verb
-    """Print what a verb returned, in the form that was asked for, and return the exit status."""
+    """Print what a verb returned, in the requested form, and return the exit status."""
     if isinstance(result, int):
         pass
     elif request.form == "json":
@@ -146,17 +146,17 @@ def _shown(result: Any, verb: Any, request: verbs.Request, show_json: Callable[[
     try:
         output.show_bytes(b"")
     except OSError:
-        # What has failed counts more, such as the command of a trace.
+        # An earlier failure, such as of a traced command, takes precedence.
         if not status:
             raise
     return status
 
 
 def _open_streams() -> None:
-    """Make sure that there are three standard streams, and that every character can be written to them.
+    """Make sure that there are three standard streams that accept every character.
 
-    A closed one is opened so that using it fails: otherwise the next file that is opened, a database for instance,
-    would get its number and be printed into.
+    A closed stream is opened so that using it fails. Otherwise the next opened file, such as a database, would get its
+    number, and output would be written into it.
     """
     for number, flags in enumerate((os.O_WRONLY, os.O_RDONLY, os.O_RDONLY)):
         try:
@@ -172,9 +172,9 @@ def _open_streams() -> None:
 
 
 def _explained(error: Exception) -> tuple[int, str] | None:
-    """Return status and line of an error that is no fault of this program, else ``None``."""
+    """Return the status and the message of an expected error; ``None`` for a bug."""
     if isinstance(error, CachectlError):
-        # A command that cannot be started has the status of a shell.
+        # A command that cannot be started has its own status, as in a shell.
         return 2 if isinstance(error, BadRequest) else getattr(error, "status", 1), str(error)
     if isinstance(error, OSError):
         words = error.strerror or str(error)
@@ -207,21 +207,21 @@ class Parser(argparse.ArgumentParser):
         raise SystemExit(2)
 
     def _get_formatter(self) -> argparse.HelpFormatter:
-        # Without a width, every option that is added makes argparse import shutil to find it.
+        # Without a width, argparse imports shutil to find one whenever an option is added.
         width = output.width(sys.stdout) if sys.stdout.isatty() else 80
         return argparse.HelpFormatter(self.prog, width=width - 2)
 
 
 def verb_module(verb: str) -> Any:  # noqa: ANN401 - a module
-    """Import the file of a verb."""
-    # Completion reads the grammar.
+    """Import the module of a verb."""
+    # Completion imports the grammar, so it is in cli.
     return import_module(f"cachectl.{'cli' if verb == 'completion' else 'verbs'}.{verb}")
 
 
 def build_parser(words: Sequence[str] | None = None) -> argparse.ArgumentParser:
-    """Return the parser of the verb among some words, or one with every summary if there is none.
+    """Return the parser of the verb in ``words``, or one with every summary if there is none.
 
-    Without ``words`` it has every verb with all its options, for the reference in the documentation.
+    Without ``words`` it has all verbs with all their options, for the reference documentation.
     """
     parser = Parser(
         prog="cachectl",
@@ -238,7 +238,7 @@ def build_parser(words: Sequence[str] | None = None) -> argparse.ArgumentParser:
                 group = parser.add_argument_group(HEADINGS[name])
             group.add_argument(name, help=summary)
         return parser
-    # Without prog, argparse formats a usage to find it, for which it imports shutil.
+    # Without prog, argparse formats a usage, for which it imports shutil.
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True, dest="verb", prog=parser.prog)
     for name in typed:
         summary, module = VERBS[name], verb_module(name)
@@ -275,11 +275,11 @@ def _parse(words: Sequence[str]) -> argparse.Namespace:
     if verb == "run":
         from cachectl.verbs import NO_FOLDER
 
-        # argparse would take the next word for the folder of a bare --isolated.
+        # argparse would take the next word as the folder of a bare --isolated.
         words = [f"{word}={NO_FOLDER}" if word == "--isolated" else word for word in words]
     options, unknown = parser.parse_known_args(words)
     if isinstance(getattr(options, "layers", None), list) and not any(word.startswith("-") for word in unknown):
-        # argparse takes the layers to be complete at the first option after FILE: push FILE --force LAYER.
+        # At the first option after FILE, argparse considers the layers complete: push FILE --force LAYER.
         options.layers = [name for word in (*options.layers, *unknown) for name in word.split(",")]
         unknown = []
     if unknown:

@@ -1,6 +1,6 @@
-"""What a verb shows, printed. Only this module prints.
+"""Printing: what verbs show. No other module prints.
 
-Tables, units and JSON are those of :mod:`cachectl.show`, imported when something is shown: help needs none.
+:mod:`cachectl.show` has tables, units and JSON. It is imported when something is shown: help does not need it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from cachectl.layers.base.text import printable
 from cachectl.layers.host.variables import process_variable
 
-# Help needs neither typing nor what verbs share.
+# Help needs neither typing nor the code that verbs share.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, TextIO
@@ -26,13 +26,10 @@ if TYPE_CHECKING:
 _BAR = 20
 #: Seconds before a bar is drawn, and between two drawings.
 _PATIENCE, _REDRAWN = 0.5, 0.1
-#: The bar that is shown, if there is one.
+#: The bar that is shown, if any.
 _BARS: list[_Bar] = []
-#: How many reasons have a line each.
+#: Up to so many reasons, each has its own line.
 _MANY = 3
-
-
-# ---------------------------------------------------------------------- JSON
 
 
 def show_json(fact: object) -> None:
@@ -43,17 +40,14 @@ def show_json(fact: object) -> None:
 
 
 def show_rows(fact: object) -> None:
-    """Print a fact as JSON, a row a line."""
+    """Print a fact as JSON, one row per line."""
     from cachectl.show.document import json_rows
 
     _write(json_rows(fact).decode())
 
 
-# ---------------------------------------------------------------------- lines
-
-
 def _write(text: str) -> None:
-    """Write to standard output, and name it in an error, which by itself names nothing."""
+    """Write to standard output; an error names it."""
     try:
         sys.stdout.write(text)
     except OSError as error:
@@ -62,7 +56,7 @@ def _write(text: str) -> None:
 
 
 def show_bytes(data: bytes) -> None:
-    """Write bytes to standard output, and flush it, so that a failure is noticed."""
+    """Write bytes to standard output and flush it, to notice a failure."""
     try:
         sys.stdout.flush()
         if data:
@@ -74,7 +68,7 @@ def show_bytes(data: bytes) -> None:
 
 
 def show_raw(lines: Iterable[str]) -> None:
-    """Print lines for a machine, byte for byte; on a terminal control characters are escaped."""
+    """Print lines for programs, byte for byte; on a terminal, control characters are escaped."""
     if sys.stdout.isatty():
         _show_lines(lines)
     else:
@@ -87,7 +81,7 @@ def _show_lines(lines: Iterable[str]) -> None:
 
 
 def say(parts: Iterable[Any]) -> None:
-    """Print what a verb shows: tables, lines, which are wrapped on a terminal, and lists of lines, which are not."""
+    """Print tables, lines (wrapped on a terminal), and lists of lines (never wrapped)."""
     from cachectl.show.table import Table, row_lines
 
     terminal = sys.stdout.isatty()
@@ -104,7 +98,7 @@ def say(parts: Iterable[Any]) -> None:
 
 
 def _wrapped(line: str) -> list[str]:
-    """Divide a line into several of the width of the terminal, all but the first indented; a long word stays whole."""
+    """Wrap a line to the width of the terminal, with indented continuation lines; long words are not split."""
     import textwrap
 
     indent = " " * (len(line) - len(line.lstrip()) + 2)
@@ -114,7 +108,7 @@ def _wrapped(line: str) -> list[str]:
 
 
 def say_on_stderr(parts: Iterable[Any]) -> None:
-    """Print tables and lines on standard error, and bytes as they are; a stream that is closed is no failure."""
+    """Print tables and lines on standard error, and bytes as they are; a closed stream is no failure."""
     from cachectl.show.table import Table, plain_table
 
     with suppress(OSError):
@@ -137,18 +131,18 @@ def warn(line: str, speaker: str = "cachectl") -> None:
 
 @contextmanager
 def warnings_as_lines() -> Iterator[None]:
-    """Print each warning that Python code of a block issues as one line."""
+    """Print each Python warning of a block as one line."""
     import warnings
 
     with warnings.catch_warnings():
-        # Each once, whatever the user has set for programs.
+        # Each one once, whatever filters the user has set.
         warnings.simplefilter("default", RuntimeWarning)
         warnings.showwarning = lambda message, *_: warn(str(message))
         yield
 
 
 def warn_notes(about: str, notes: Sequence[Note], *, verbose: bool) -> None:
-    """Warn of notes; unless ``verbose`` those with one reason in one line, and those with many reasons as well."""
+    """Warn of notes: with ``verbose`` one line each, else one line per reason, or one for many reasons."""
     from cachectl.layers.core.entry import keys_by_reason
     from cachectl.show.units import examples
 
@@ -164,11 +158,8 @@ def warn_notes(about: str, notes: Sequence[Note], *, verbose: bool) -> None:
             warn(f"{about} {len(keys):,}: {reason}: {', '.join(examples(keys))}")
 
 
-# ---------------------------------------------------------------------- tables
-
-
 def width(stream: TextIO) -> int:
-    """Return the width of a line: that of the terminal, and without end elsewhere, so that nothing is cut."""
+    """Return the width of the terminal; elsewhere it is endless, so that nothing is cut."""
     if not stream.isatty():
         from cachectl.show.table import ENDLESS
 
@@ -190,7 +181,7 @@ def show_csv(table: Table) -> None:
 
 
 class _Bar:
-    """The line of a terminal that says what is done. A thread draws it, from half a second on."""
+    """A progress line on a terminal, which a thread draws after half a second."""
 
     def __init__(self, what: str) -> None:
         import threading
@@ -206,7 +197,7 @@ class _Bar:
         self._what, self._count, self._total = what, 0.0, total
 
     def step(self, number: float = 1, what: str | None = None, total: int | None = None) -> None:
-        """Add a number to the count; ``what`` starts a new count, of a total if that is known."""
+        """Add a number to the count; ``what`` starts a new count, of a ``total`` if known."""
         if what is not None:
             self._begin(what, total)
         self._count += number
@@ -241,14 +232,14 @@ class _Bar:
 
 
 def step(number: float = 1, what: str | None = None, total: int | None = None) -> None:
-    """Count on the bar that is shown, if there is one, as :meth:`_Bar.step` does."""
+    """Count on the bar that is shown, if any, as :meth:`_Bar.step` does."""
     for bar in _BARS:
         bar.step(number, what, total)
 
 
 @contextmanager
 def progress(what: str = "") -> Iterator[verbs.Progress]:
-    """Show on a terminal what is done; yield :func:`step`, which environments of the command line have too."""
+    """Show progress on a terminal; yield :func:`step`, which environments of the command line have too."""
     if not sys.stderr.isatty() or process_variable("TERM") == "dumb":
         yield step
         return

@@ -1,8 +1,8 @@
-"""``--user`` and ``--all-users``: the verb in a child for each user, and one table of all answers.
+"""``--user`` and ``--all-users``: run the verb in a child process for each user, and show all answers in one table.
 
-A child becomes the user before Python starts, and is isolated (``-I``). It writes one row a line. Its user may stop it
-and write in its name: the parent reads a bounded answer for a bounded time, and takes only numbers and escaped texts
-from it.
+A child becomes the user before Python starts, and is isolated (``-I``). It writes one row per line. Its user can stop
+it and write in its name, so the parent reads an answer of limited size for a limited time, and accepts only numbers and
+escaped texts.
 """
 
 from __future__ import annotations
@@ -32,8 +32,7 @@ if TYPE_CHECKING:
     import pwd
 
 _CHILD = "from cachectl.cli import main, output; raise SystemExit(main.main(show_json=output.show_rows))"
-#: Bytes of an answer and of a row that are read, seconds that a child may take, and lines of its standard error that
-#: are shown.
+#: The most bytes of an answer and of a row, seconds for a child, and lines of its standard error that are shown.
 _LARGEST_ANSWER = 2 << 20
 _LARGEST_ROW = 64 << 10
 _SECONDS = 60
@@ -43,13 +42,12 @@ _DEEPEST = 12
 _LONGEST = 200
 _LOGIN_DEFS = Path("/etc/login.defs")
 
-#: What a child said: the document of its verb with ``user`` and ``error``, its status, and other lines. Its user wrote
-#: them.
+#: An answer: the document of the verb with ``user`` and ``error``, the exit status, and other lines. The user wrote it.
 _Answer = tuple[Mapping[str, Any], int, list[str]]
 
 
 def _number(item: Mapping[str, Any], name: str) -> int | None:
-    """Return a number, as an integer, or the length of a list; ``None`` for anything else."""
+    """Return a number as an integer, or the length of a list; ``None`` for anything else."""
     value = item.get(name)
     number = len(value) if isinstance(value, list) else value
     if isinstance(number, bool) or not isinstance(number, (int, float)):
@@ -58,7 +56,7 @@ def _number(item: Mapping[str, Any], name: str) -> int | None:
 
 
 def _text(item: Mapping[str, Any], name: str) -> str:
-    """Return a text, or the texts of a list or an object; a dash for nothing."""
+    """Return a text, or the joined texts of a list or an object; a dash if empty."""
     value = item.get(name)
     if isinstance(value, Mapping):
         value = [f"{key} {text}" for key, text in value.items()]
@@ -66,16 +64,13 @@ def _text(item: Mapping[str, Any], name: str) -> str:
 
 
 def run(request: verbs.Request) -> int:
-    """Carry out the verb for each user, show all answers, and return the exit status.
-
-    Raises :class:`CachectlError` if only root could do that.
-    """
+    """Carry out the verb for each user, show all answers, return the exit status. Raises :class:`CachectlError`."""
     if not hasattr(os, "geteuid") or os.geteuid():
-        raise CachectlError("only root may become other users: sudo cachectl …")
+        raise CachectlError("only root can become other users: sudo cachectl …")
     options = vars(request.options)
     for name in ("html", "quiet"):
         if options.get(name):
-            request.misuse(f"--{name} is for the caches of one user")
+            request.misuse(f"--{name} works for one user only; drop --user or --all-users")
     shown: verbs.OfUsers = import_module(f"cachectl.verbs.{request.options.verb}").of_users(request.options)
     words, answers = list(_words(request.words)), list[_Answer]()
     with request.output.progress() as step:
@@ -96,7 +91,7 @@ def run(request: verbs.Request) -> int:
 
 @as_json("cachectl/users/1")
 class Answers(NamedTuple):
-    """The documents of a verb, each with its ``user`` and an ``error`` or ``None``; sums are bounds if incomplete."""
+    """The documents of a verb, with their ``user`` and an ``error`` or ``None``; incomplete sums are lower bounds."""
 
     users: Sequence[Mapping[str, object]]
     total: Mapping[str, int]
@@ -108,7 +103,7 @@ _Line = list[tuple[str, Mapping[str, object]]]
 
 
 def _lines(documents: list[Mapping[str, Any]], shown: verbs.OfUsers) -> list[_Line]:
-    """Return the items of each line, in order; layers without anything are excluded."""
+    """Return the items of each line, in order; empty layers are excluded."""
     lines: dict[tuple[str, ...], _Line] = {}
     for document in documents:
         user = document["user"]
@@ -118,18 +113,18 @@ def _lines(documents: list[Mapping[str, Any]], shown: verbs.OfUsers) -> list[_Li
                 lines.setdefault((user if shown.numbers else "", *texts), []).append((user, item))
     if shown.order in shown.numbers:
         return sorted(lines.values(), key=lambda line: -(_sum(line, shown.order) or 0))
-    # The oldest first; lines without a time come last, as do all that have no order.
+    # The oldest first; lines without a time come last.
     return sorted(lines.values(), key=lambda line: _number(line[0][1], shown.order) or sys.maxsize)
 
 
 def _sum(line: _Line, name: str) -> int | None:
-    """Return the sum of a number, ``None`` if it is unknown of all items."""
+    """Return the sum of a number; ``None`` if it is unknown for all items."""
     numbers = [number for _, item in line if (number := _number(item, name)) is not None]
     return sum(numbers) if numbers else None
 
 
 def show(request: verbs.Request, documents: list[Mapping[str, Any]], shown: verbs.OfUsers) -> None:
-    """Print all answers in the form that was asked for."""
+    """Print all answers in the requested form."""
     texts, numbers, rows, harmless = shown.texts, shown.numbers, [], 0
     for line in _lines(documents, shown):
         item = line[0][1]
@@ -150,7 +145,7 @@ def show(request: verbs.Request, documents: list[Mapping[str, Any]], shown: verb
     last: list[str] = []
     for name in numbers:
         unit = units.size if "bytes" in name else units.count
-        # A dry run has removed nothing.
+        # A dry run removes nothing.
         columns["would go" if name == "removed" and request.options.dry_run else name] = unit
         last.append(unit(total[name]) + ("" if complete else "+"))
     if not numbers:
@@ -163,9 +158,9 @@ def show(request: verbs.Request, documents: list[Mapping[str, Any]], shown: verb
 
 
 def _words(typed: list[str]) -> Iterator[str]:
-    """Yield the words that a child gets of the typed line."""
+    """Yield the command line of a child."""
     words = iter(typed)
-    # Before --, after which nothing is an option.
+    # --json must come before a --, which ends the options.
     yield from (next(words), "--json")
     for word in words:
         if word == "--user":
@@ -175,7 +170,7 @@ def _words(typed: list[str]) -> Iterator[str]:
 
 
 def _users(names: list[str]) -> list[pwd.struct_passwd]:
-    """Return the accounts of these names, or of all people: ``UID_MIN`` to ``UID_MAX`` of login.defs(5)."""
+    """Return the accounts with these names, or of all people: ``UID_MIN`` to ``UID_MAX`` in login.defs(5)."""
     import pwd
 
     if names:
@@ -189,13 +184,13 @@ def _users(names: list[str]) -> list[pwd.struct_passwd]:
     text = _LOGIN_DEFS.read_text(errors="replace") if _LOGIN_DEFS.exists() else ""
     bounds = dict(re.findall(r"(?m)^(UID_M(?:IN|AX))\s+(\d{1,10})\b", text))
     people = range(int(bounds.get("UID_MIN", 1000)), int(bounds.get("UID_MAX", 60000)) + 1)
-    # Several names may share one user id and home.
-    found = {(user.pw_uid, user.pw_dir): user for user in reversed(pwd.getpwall()) if user.pw_uid in people}
-    return [user for user in reversed(found.values()) if os.path.isdir(user.pw_dir)]
+    # Several names can share one user ID and home.
+    accounts_by_home = {(user.pw_uid, user.pw_dir): user for user in reversed(pwd.getpwall()) if user.pw_uid in people}
+    return [user for user in reversed(accounts_by_home.values()) if os.path.isdir(user.pw_dir)]
 
 
 def _ask(user: pwd.struct_passwd, words: list[str], items: str) -> _Answer:
-    """Run a verb as a user, and return what it wrote, in which ``items`` is a list of objects."""
+    """Run a verb as a user; return its answer, in which ``items`` is a list of objects."""
     status, data, said, error = _run(user, words)
     document: dict[str, Any] = {}
     lines = said.decode(errors="replace").splitlines()
@@ -209,10 +204,10 @@ def _ask(user: pwd.struct_passwd, words: list[str], items: str) -> _Answer:
     elif error is None:
         try:
             document, cut = _read(data)
-            # A TypeError means that it is not a list of objects.
+            # Raises TypeError if it is not a list of objects.
             document[items] = [{**item} for item in document[items]]
         except PARSE_ERRORS:
-            document, error = {}, f"wrote no valid document of {words[0]}"
+            document, error = {}, f"did not write a valid document of {words[0]}"
         else:
             limits = f"a row has at most {_LARGEST_ROW >> 10} KiB, an answer {_LARGEST_ANSWER >> 20} MiB"
             error = f"{plural(cut, 'row')} cut: {limits}; select fewer entries" if cut else None
@@ -220,8 +215,8 @@ def _ask(user: pwd.struct_passwd, words: list[str], items: str) -> _Answer:
 
 
 def _read(data: bytes) -> tuple[dict[str, Any], int]:
-    """Return the document of an answer, and how many of its rows are missing. Raises :class:`ValueError` and others."""
-    # What follows the last line end was cut.
+    """Return the document of an answer, and the number of missing rows. Raises one of ``PARSE_ERRORS``."""
+    # The last line is empty, or was cut.
     head, *lines = data.split(b"\n")[:-1]
     document = dict(_escaped(parse_json(head), _DEEPEST))
     counts = {name: int(count) for name, count in document.pop("rows").items()}
@@ -246,7 +241,7 @@ def _escaped(value: Any, depth: int) -> Any:  # noqa: ANN401 - JSON
 
 
 def _run(user: pwd.struct_passwd, words: list[str]) -> tuple[int, bytes, bytes, str | None]:
-    """Return the status of a child, its output and its errors, and why it could not be heard to its end."""
+    """Return the status of a child, its output, its standard error, and why the output is incomplete, if it is."""
     own = {"HOME": user.pw_dir, "USER": user.pw_name, "LOGNAME": user.pw_name}
     try:
         child = subprocess.Popen(  # noqa: S603 - our own program
@@ -268,7 +263,7 @@ def _run(user: pwd.struct_passwd, words: list[str]) -> tuple[int, bytes, bytes, 
     written, problem, deadline = [*streams.values()], None, time.monotonic() + _SECONDS
     is_full = False
     try:
-        # It prints when its work is done. Of the rest of an answer the number of rows is known.
+        # It prints only when it has finished, so an answer that is cut still says how many rows there are.
         while streams and problem is None and not is_full:
             for stream in select.select([*streams], (), (), 1)[0]:
                 piece = os.read(stream.fileno(), 1 << 16)
@@ -292,6 +287,6 @@ def _run(user: pwd.struct_passwd, words: list[str]) -> tuple[int, bytes, bytes, 
 
 
 def _wait(child: subprocess.Popen[bytes], seconds: float) -> None:
-    """Wait for a child; a file system of the user may keep it from ending."""
+    """Wait for a child, but not forever: a user's file system may block it."""
     with suppress(subprocess.TimeoutExpired):
         child.wait(seconds)

@@ -1,1 +1,1 @@
-"""A store of entries that many machines fill and use."""
+"""Stores of entries that many machines fill and use."""

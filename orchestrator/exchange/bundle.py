@@ -1,8 +1,8 @@
 """A bundle: a store in one file, a zip with the names of the store as members, on a disk or in a registry.
 
-Members are stored without compression and without times, so that the same content gives the same bytes. The directory
-is measured before it is parsed, and no member is ever unpacked into a file: its name only says what it holds. A new
-bundle is written to an unnamed file and linked into its place.
+Members are stored without compression and times, so that the same content gives the same bytes. The size of the
+directory is checked before it is parsed, and no member is ever unpacked into a file. A new bundle is written to an
+unnamed file, which then gets its name by a link.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from cachectl.layers.base.text import printable
 from cachectl.layers.disk import atomic, handles
 from cachectl.layers.disk.plain import own_name
 
-#: Bytes of the directory of a bundle, and members in it.
+#: The most bytes of the directory of a bundle, and members in it.
 _LARGEST_DIRECTORY = 24 << 20
 _MOST_MEMBERS = 1 << 17
-#: The header of the first member; its name begins after 30 bytes.
+#: The header of the first member, whose name begins after 30 bytes.
 _BEGINNING = re.compile(rb"PK\x03\x04.{26}(?:index|packs)/[0-9a-z]", re.DOTALL)
 #: The end of a zip, and those of a large one. Source: APPNOTE.TXT of PKWARE, 4.3.14 to 4.3.16.
 _END = struct.Struct("<4s4H2LH")
@@ -56,10 +56,10 @@ _ADDRESS = re.compile(
     r"(?::(?P<tag>[A-Za-z0-9_][A-Za-z0-9._-]{0,127}))?"
 )
 _LOCAL = re.compile(r"(?:localhost|127(?:\.[0-9]{1,3}){3}|\[::1\])(?::[0-9]+)?")
-_LOGIN = "check the address, and log in with docker login or podman login as a user who may do this"
+_LOGIN = "check the address, and log in with docker login or podman login as a user with this right"
 #: Statuses after which a request is sent again.
 _PASSING = (408, 429, 500, 502, 503, 504)
-#: Limit on the bytes of a manifest.
+#: The most bytes of a manifest.
 _LARGEST_MANIFEST = 4 << 20
 
 
@@ -67,17 +67,17 @@ _LARGEST_MANIFEST = 4 << 20
 
 
 def is_begun_by(head: bytes) -> bool:
-    """Return whether bytes are the beginning of a bundle."""
+    """Return whether a file with these first bytes is a bundle."""
     return _BEGINNING.match(head) is not None
 
 
 def unnamed_file(folder: Path) -> BinaryIO:
-    """Open a temporary file that nobody else can open, and that vanishes with this process."""
+    """Open a temporary file that no other process can open, and that vanishes with this one."""
     return cast("BinaryIO", tempfile.TemporaryFile(dir=folder if folder.is_dir() else None))
 
 
 def spool(file: BinaryIO, data: bytes, folder: Path, shown: str, spared: int = SPARED_ROOM) -> None:
-    """Add to an unnamed file. Raises :class:`TransferFailed` if that leaves less than ``spared`` bytes of the disk."""
+    """Append to an unnamed file. Raises :class:`TransferFailed` if the disk has less than ``spared`` bytes left."""
     lacks_room = file.tell() > LARGEST_BUNDLE
     if hasattr(os, "fstatvfs"):
         disk = os.fstatvfs(file.fileno())
@@ -89,11 +89,11 @@ def spool(file: BinaryIO, data: bytes, folder: Path, shown: str, spared: int = S
 
 
 def spooled(environment: Environment, chunks: Iterable[bytes], shown: str, spared: int = SPARED_ROOM) -> BinaryIO:
-    """Return an unnamed file with a bundle that comes in pieces."""
+    """Return an unnamed file with a bundle that arrives in pieces."""
     file = unnamed_file(environment.temporary)
     for chunk in chunks:
         if not file.tell() and not is_begun_by(chunk):
-            # Before a device that never ends is copied.
+            # An endless device must not be copied.
             raise place.BadStore(f"{shown} is not a bundle of cachectl")
         spool(file, chunk, environment.temporary, shown, spared)
     file.flush()
@@ -119,14 +119,11 @@ def sha256_of(file: BinaryIO) -> str:
     return digest.hexdigest()
 
 
-# ---------------------------------------------------------------------- the place
-
-
 class BundlePlace(place.StorePlace):
-    """A bundle in a file; without a path in standard input or, if it ``writes``, in standard output.
+    """A bundle in a file; without a path it is standard input or, if it ``writes``, standard output.
 
-    Everything is read through one descriptor, of an open ``file`` if one is given. A pipe is read once, into an unnamed
-    file. With ``force`` a file that is not a bundle is replaced.
+    Everything is read through one descriptor: that of an open ``file``, if given. A pipe is read once, into an unnamed
+    file. ``force`` replaces a file that is not a bundle.
     """
 
     is_bundle = True
@@ -142,17 +139,17 @@ class BundlePlace(place.StorePlace):
         force: bool = False,
     ) -> None:
         self.shown = shown or ("-" if path is None else printable(path))
-        # The name of a shell's pipe leads nowhere.
+        # The link to a shell's pipe cannot be resolved.
         self._path = path.resolve() if path is not None and (writes or path.is_file()) else path
         self._environment = environment
         self._writes = writes
         self._use(file or self._open(), force=force)
 
     def _use(self, file: BinaryIO | None, *, force: bool = False) -> None:
-        """Read what there is in an open file; an empty one was made to be written to."""
+        """Read the bundle in an open file; an empty file was made to be written to."""
         self._old = file
         self._new: zipfile.ZipFile | None = None
-        #: The old bundle, and those of its members that stay.
+        #: The old bundle, and its members that are kept.
         self._zip: Any = None
         self._members: dict[str, zipfile.ZipInfo] = {}
         self._is_cut = False
@@ -169,12 +166,12 @@ class BundlePlace(place.StorePlace):
         """Open the file; ``None`` if there is none."""
         if self._path is None:
             if (sys.stdout if self._writes else sys.stdin).isatty():
-                raise BadRequest("a bundle is binary, and not for a terminal; name a FILE")
+                raise BadRequest("a bundle is binary, and this is a terminal; name a FILE")
             return None if self._writes else spooled(self._environment, pieces(sys.stdin.buffer), self.shown)
         if self._writes and self._path.exists() and not self._path.is_file():
-            raise BadRequest(f"{self.shown} is no plain file; name another FILE, or - for standard output")
+            raise BadRequest(f"{self.shown} is not a regular file; name another FILE, or - for standard output")
         try:
-            # In a network file system, only a file that is open for writing can be locked for writing.
+            # On a network file system, an exclusive lock needs a file that is open for writing.
             file = open(self._path, "r+b" if self._writes and os.access(self._path, os.W_OK) else "rb")  # noqa: SIM115
         except FileNotFoundError:
             return None
@@ -208,12 +205,12 @@ class BundlePlace(place.StorePlace):
                 self._new.writestr(_info(name, len(data)), data)
 
     def remove(self, names: Sequence[str]) -> None:
-        """Leave names out of the new bundle."""
+        """Omit names from the new bundle."""
         for name in names:
             self._is_cut |= self._members.pop(name, None) is not None
 
     def _begin(self) -> zipfile.ZipFile:
-        """Open the new bundle in an unnamed file; other pushes to the old one wait until it is in its place."""
+        """Open the new bundle in an unnamed file; other pushes to the old one wait until this one has finished."""
         if self._path is None:
             return zipfile.ZipFile(unnamed_file(self._environment.temporary), "w")
         if self._old is not None:
@@ -221,7 +218,7 @@ class BundlePlace(place.StorePlace):
         return zipfile.ZipFile(_linkable_file(self._path.parent), "w")
 
     def finish(self) -> None:
-        """Complete the new bundle with what stays of the old one, and put it in its place."""
+        """Complete the new bundle with the kept members of the old one, and replace that."""
         if self._new is None and not self._is_cut:
             return
         with self.reached("write"):
@@ -233,21 +230,21 @@ class BundlePlace(place.StorePlace):
                         shutil.copyfileobj(old, target, _CHUNK)
             file = cast("BinaryIO", new.fp)
             new.filelist.sort(key=lambda info: info.filename)
-            # A zip that is given a file leaves it open.
+            # This does not close the file.
             new.close()
             file.flush()
             self._publish(file)
         self._use(file)
 
     def failure(self, verb: str, name: str, error: OSError) -> place.TransferFailed:
-        """Return what could not be written; the new bundle is given up."""
+        """Return the error of writing; the new bundle is abandoned."""
         if self._new is not None:
-            # Its finaliser would complete it, and print what fails then.
+            # Its finaliser would try to complete it, and print the error.
             self._new.fp = None
         return place.TransferFailed(f"cannot {verb} {name or self.shown}: {error.strerror or error}")
 
     def _publish(self, file: BinaryIO) -> None:
-        """Put the complete file in its place, or copy it to standard output."""
+        """Give the complete file its name, or copy it to standard output."""
         if self._path is None:
             atomic.write_all(1, _whole(file))
             return
@@ -260,30 +257,30 @@ class BundlePlace(place.StorePlace):
             except FileExistsError:
                 raise
             except OSError:
-                # The file system has no such files, or the system does not show open files.
+                # The file system has no unnamed files, or there is no /proc.
                 atomic.replace_file(self._path, _whole(file), new=self._old is None)
             else:
                 with handles.opened(str(self._path.parent)) as folder:
                     os.fsync(folder)
         except FileExistsError as error:
-            # A first push was faster.
+            # Another first push was faster.
             raise place.Changed(self.shown) from error
 
 
 def _linkable_file(folder: Path) -> BinaryIO:
-    """Open an unnamed file that can be given a name in a folder, or a temporary one where there are no such files."""
+    """Open an unnamed file that can get a name in a folder, or a temporary file if there are no unnamed ones."""
     with suppress(AttributeError, IsADirectoryError):
         return open(os.open(folder, os.O_TMPFILE | os.O_RDWR, 0o666), "w+b")
     return unnamed_file(folder)
 
 
 def _link(file: BinaryIO, path: Path, mode: int | None) -> None:
-    """Sync an unnamed file, and give it a name. Without the ``mode`` of the file to replace, the name must be free."""
+    """Sync an unnamed file, and give it a name, which must be free unless ``mode`` is that of the file to replace."""
     if mode is not None:
         os.fchmod(file.fileno(), mode)
     os.fsync(file.fileno())
     name = path.name if mode is None else own_name()
-    # Only with an open folder does Python follow the link in /proc.
+    # Python follows the link in /proc only relative to an open folder.
     with handles.opened(str(path.parent)) as folder:
         os.link(f"/proc/self/fd/{file.fileno()}", name, dst_dir_fd=folder)
         try:
@@ -295,9 +292,9 @@ def _link(file: BinaryIO, path: Path, mode: int | None) -> None:
 
 
 class RegistryPlace(BundlePlace):
-    """The bundle at ``oci://HOST/NAME:TAG``: one blob and the manifest of a tag, moved through the library ``oras``.
+    """The bundle at ``oci://HOST/NAME:TAG``: one blob and the manifest of a tag, transferred with the library ``oras``.
 
-    Plain HTTP is for this machine, and for ``oci+http://``.
+    Plain HTTP is used for this machine, and for ``oci+http://``.
     Source: https://github.com/opencontainers/distribution-spec/blob/v1.1.1/spec.md
     """
 
@@ -307,7 +304,7 @@ class RegistryPlace(BundlePlace):
         address = _ADDRESS.fullmatch(url)
         if address is None:
             shown = printable(place.without_secrets(url))[:200]
-            raise BadRequest(f"{shown!r} is not of the form oci://HOST/NAME:TAG; for a password, docker login")
+            raise BadRequest(f"{shown!r} is not of the form oci://HOST/NAME:TAG; for a password, use docker login")
         self.shown = printable(url)
         host, name, tag = address["host"], address["name"], address["tag"] or "latest"
         with self.reached("reach"):
@@ -316,7 +313,7 @@ class RegistryPlace(BundlePlace):
             from requests.adapters import HTTPAdapter
             from urllib3 import Retry
 
-            # Oras prints each failure, besides what is raised here.
+            # Oras also prints each failure that is raised here.
             logging.getLogger("oras.logger").setLevel(logging.CRITICAL)
             plain = address["plain"] is not None or _LOCAL.fullmatch(host) is not None
             self._registry = Registry(host, insecure=plain)
@@ -331,7 +328,7 @@ class RegistryPlace(BundlePlace):
         super().__init__(None, environment, shown=self.shown)
 
     def _open(self) -> None:
-        """Read from the manifest which blob the bundle of the tag is, if there is such a tag."""
+        """Read the blob of the bundle from the manifest of the tag, if the tag exists."""
         self._seen = self._manifest()
         if self._seen is None:
             return
@@ -348,7 +345,7 @@ class RegistryPlace(BundlePlace):
         """Download the bundle of the tag."""
         blob = self._container.get_blob_url(self._digest)
         with self.reached("reach"), self._asked(blob, "GET", stream=True) as response:
-            # As it was sent: a bundle is not compressed.
+            # Without decoding: a bundle is not compressed.
             file = spooled(self._environment, pieces(response.raw), self.shown)
         if f"sha256:{sha256_of(file)}" != self._digest:
             raise place.BadStore(f"{self.shown}: the blob {self._digest} was changed")
@@ -385,10 +382,10 @@ class RegistryPlace(BundlePlace):
             return bytes(response.raw.read(_LARGEST_MANIFEST + 1, decode_content=True))
 
     def _asked(self, path: str, method: str, *fine: int, **given: Any) -> Any:  # noqa: ANN401 - an answer of requests
-        """Send a request. Raises :class:`TransferFailed` for a status that is a failure, except those that are fine."""
+        """Send a request. Raises :class:`TransferFailed` for the status of a failure, unless it is one of ``fine``."""
         with self.reached("reach"):
             url = path if place.is_url(path) else f"{self._registry.prefix}://{path}"
-            # Oras itself would try for two minutes, whatever the reason is.
+            # Oras itself would retry for two minutes, whatever the reason.
             response = inspect.unwrap(type(self._registry).do_request)(self._registry, url, method, **given)
         if response.status_code >= HTTPStatus.MULTIPLE_CHOICES and response.status_code not in fine:
             verb = "read" if method == "GET" else "write"
@@ -396,17 +393,17 @@ class RegistryPlace(BundlePlace):
         return response
 
     def failure(self, verb: str, name: str, error: Exception) -> place.TransferFailed:
-        """Return an error of oras or requests, or of writing a temporary file, as one line."""
+        """Return an error of oras or requests, or of writing a temporary file, in one line."""
         if verb == "write" and isinstance(error, OSError):
             return super().failure(verb, name, error)
         if isinstance(error, ImportError):
             return place.TransferFailed("oci:// needs the package oras: pip install 'opencl-cachectl[oci]'")
-        # Requests wraps the reason into the pool and the path.
-        reason = getattr(next(iter(error.args), None), "reason", None) or error
-        why = place.one_line(str(reason)) or type(error).__name__
-        # Oras raises it where it cannot log in.
+        # Requests wraps the reason in a text with the pool and the path.
+        cause = getattr(next(iter(error.args), None), "reason", None) or error
+        reason = place.one_line(str(cause)) or type(error).__name__
+        # Oras raises ValueError if it cannot log in.
         advice = _LOGIN if isinstance(error, ValueError) else place.NETWORK
-        return place.TransferFailed(f"cannot reach {self.shown}: {why}; {advice}")
+        return place.TransferFailed(f"cannot reach {self.shown}: {reason}; {advice}")
 
 
 # ---------------------------------------------------------------------- the zip
@@ -419,7 +416,7 @@ def _info(name: str, size: int) -> zipfile.ZipInfo:
 
 
 def _opened(file: BinaryIO, shown: str) -> zipfile.ZipFile:
-    """Return the bundle in an open file. Raises :class:`BadStore` for anything else."""
+    """Return the bundle in an open file. Raises :class:`BadStore` if there is none."""
     with _reading(shown):
         end = _require_directory(file, shown)
         bundle = zipfile.ZipFile(file)
@@ -434,20 +431,20 @@ def _opened(file: BinaryIO, shown: str) -> zipfile.ZipFile:
 
 
 def _require_directory(file: BinaryIO, shown: str) -> int:
-    """Measure the directory before anybody parses it; return where it begins."""
+    """Check the size of the directory before it is parsed; return its offset."""
     file.seek(0)
     is_bundle = is_begun_by(file.read(_CHUNK))
     stop = file.seek(0, os.SEEK_END) - _END.size
     _require(is_bundle and stop >= 0, f"{shown} is not a bundle of cachectl")
     magic, *_, members, length, start, comment = _unpacked(_END, file, stop)
-    _require(magic == b"PK\x05\x06" and not comment, f"{shown} is cut short, or has bytes after its end")
+    _require(magic == b"PK\x05\x06" and not comment, f"{shown} is truncated, or has bytes after its end")
     before = stop - _LOCATOR.size - _LARGE_END.size
     if before >= 0 and _unpacked(_LOCATOR, file, stop - _LOCATOR.size)[0] == b"PK\x06\x07":
         stop = before
         magic, *_, members, length, start = _unpacked(_LARGE_END, file, stop)
         _require(magic == b"PK\x06\x06", f"{shown} is damaged: its end cannot be read")
     is_small = members <= _MOST_MEMBERS and length <= _LARGEST_DIRECTORY
-    _require(is_small, f"{shown} has a directory of {members:,} members and {length:,} bytes, which is too large")
+    _require(is_small, f"{shown} has a directory that is too large: {members:,} members, {length:,} bytes")
     _require(start + length == stop, f"{shown} is damaged: its directory is not where it should be")
     return int(start)
 

@@ -1,9 +1,9 @@
-"""Collections, and what ``push``, ``pull``, ``run --store``, ``stage`` and ``--base`` are made of.
+"""Copying between collections: what ``push``, ``pull``, ``run --store``, ``stage`` and ``--base`` share.
 
 A collection is anything that holds artifacts by layer and key: the layers of an environment
 (:class:`LayerCollection`), or a store (:class:`~cachectl.exchange.store.StoreCollection`). An isolated root and a
-database file are layers of an environment too. :func:`missing` plans what one lacks of another, and :func:`copy` copies
-that.
+database file are layers of an environment too. :func:`missing` plans which entries one collection lacks of another, and
+:func:`copy` copies them.
 """
 
 from __future__ import annotations
@@ -22,14 +22,7 @@ from cachectl.exchange.store import Contents, StoreCollection
 from cachectl.exchange.trust import Untrusted
 from cachectl.layer_set import LayerSet, in_each_root
 from cachectl.layers.base.environment import Environment, user_name, user_state_folder
-from cachectl.layers.base.errors import (
-    FAILURES,
-    BadRequest,
-    EntryExists,
-    LayerError,
-    Unsettled,
-    reason_of,
-)
+from cachectl.layers.base.errors import FAILURES, BadRequest, EntryExists, LayerError, Unsettled, reason_of
 from cachectl.layers.base.text import printable
 from cachectl.layers.core.entry import Artifact, Entry, Note, keys_by_reason
 from cachectl.layers.core.layer import Layer, get_many, put_many, roots_of
@@ -38,10 +31,10 @@ from cachectl.layers.core.switch import Ability
 from cachectl.layers.disk import trust
 from cachectl.switching import child
 
-#: Largest batch to read or place: entries, and bytes before its last entry.
+#: The largest batch to read or place: entries, and bytes before its last entry.
 _MOST_AT_ONCE = 1024
 _LARGEST_BATCH = 16 << 20
-#: Reasons of failures that are named for a layer.
+#: How many reasons of failures are named for a layer.
 _REASONS = 3
 _SQLITE = b"SQLite format 3\0"
 
@@ -49,7 +42,7 @@ T = TypeVar("T")
 
 
 AnyCollection = Union["LayerCollection", StoreCollection]
-#: For each portability key the entries that a target lacks.
+#: The entries that a target lacks, by portability key.
 CopyPlan = list[tuple[wire.StoreKey, list[Any]]]
 #: Keys of entries, by layer.
 Keys = Mapping[str, Collection[str]]
@@ -66,7 +59,8 @@ def missing(
 ) -> CopyPlan:
     """Plan to copy the selected entries of some portability keys that a target lacks, in the order of their keys.
 
-    If a source has several entries of one key, the first counts. ``besides`` are keys, by layer, that count as present.
+    If a source has several entries with one key, the first one counts. ``besides`` are keys, by layer, that count as
+    present.
     """
     plan: CopyPlan = []
     for key in keys:
@@ -77,7 +71,7 @@ def missing(
             scanned.setdefault(entry.key, entry)
         new = [scanned[name] for name in sorted(scanned.keys() - present)]
         outcome.there += len(scanned) - len(new)
-        # Another portability key of the layer may have them too.
+        # Other portability keys of the layer may have the same entries.
         keys_known.update(scanned)
         plan.append((key, new))
     return plan
@@ -85,7 +79,8 @@ def missing(
 
 def copy(source: AnyCollection, target: AnyCollection, plan: CopyPlan, result: transfer.Transfer) -> None:
     """Carry out a plan, or in a dry run list what it would place."""
-    layers = [layer for one in (source, target) if isinstance(one, LayerCollection) for layer in one.layers.values()]
+    sides = (side.layers.values() for side in (source, target) if isinstance(side, LayerCollection))
+    layers = list(itertools.chain.from_iterable(sides))
     step: Callable[..., None] = layers[0].environment.step if layers else lambda *_: None
     total, numbers = sum(len(entries) for _, entries in plan), itertools.count(1)
 
@@ -106,10 +101,7 @@ def copy(source: AnyCollection, target: AnyCollection, plan: CopyPlan, result: t
 
 
 def batches(items: Iterable[T], size_of: Callable[[T], int]) -> Iterator[list[T]]:
-    """Group things into batches of bounded number and size.
-
-    Each batch is emptied before the next thing is requested, so that two large ones are not in memory together.
-    """
+    """Group items into batches of limited size; one is cleared before the next, which keeps memory small."""
     batch: list[T] = []
     size = 0
     for item in items:
@@ -128,17 +120,16 @@ def batches(items: Iterable[T], size_of: Callable[[T], int]) -> Iterator[list[T]
 
 
 def keys_of(layer: Layer) -> frozenset[str]:
-    """Return the keys of all entries of a layer; what cannot be listed is excluded."""
-    return frozenset(
-        entry.key for entry in listing.listed((layer,), ALL, lambda _: None, contents=False, roots=roots_of)
-    )
+    """Return the keys of all entries of a layer, except those that cannot be listed."""
+    entries = listing.listed((layer,), ALL, lambda _: None, contents=False, roots=roots_of)
+    return frozenset(entry.key for entry in entries)
 
 
 class LayerCollection:
     """Layers of an environment as a collection.
 
-    Only entries whose keys begin with ``prefix`` belong to it and, with ``below``, only those in roots below a folder:
-    some libraries fall back to folders of the machine. With ``describes`` an entry is read with what its bytes say.
+    It has only entries whose keys begin with ``prefix`` and, with ``below``, only those in roots below that folder,
+    because some libraries fall back to folders of the machine. With ``describes``, entries are read with their details.
     """
 
     def __init__(
@@ -151,7 +142,7 @@ class LayerCollection:
         self._known: dict[str, set[str]] = {}
 
     def entries(self, key: wire.StoreKey, selection: Selection, outcome: transfer.Moved) -> Iterator[Entry]:
-        """Yield the selected entries of a layer, without those of other programs unless the selection names one."""
+        """Yield the selected entries of a layer; those of other programs only if the selection names their key."""
 
         def note(trouble: listing.Trouble) -> None:
             notes = outcome.failed if trouble.failed else outcome.skipped
@@ -165,7 +156,7 @@ class LayerCollection:
                 yield entry
 
     def known(self, key: wire.StoreKey) -> set[str]:
-        """Return the keys of the entries of a layer, as they were when they were first asked for."""
+        """Return the keys of the entries of a layer at the time of the first call."""
         if key.layer not in self._known:
             self._known[key.layer] = set(keys_of(self.layers[key.layer]))
         return self._known[key.layer]
@@ -189,14 +180,14 @@ class LayerCollection:
     def write(self, key: wire.StoreKey, contents: Contents, outcome: transfer.Moved) -> None:
         """Place artifacts, and count the results."""
         for batch in batches(contents, lambda content: len(content[1].data)):
-            # Nothing here keeps the bytes while the next batch is read.
+            # In a function, so that no variable keeps the bytes while the next batch is read.
             _place(self.layers[key.layer], [artifact for _, artifact in batch], outcome)
 
 
 def _described(layer: Layer, entries: Sequence[Entry], outcome: transfer.Moved) -> list[Entry]:
-    """Return entries with what their bytes say: kernels, and for some layers the device and versions.
+    """Return entries with their details: kernels, and for some layers the device and versions.
 
-    What cannot be read is noted, and entries that were not listed because of that are excluded.
+    Whatever cannot be read is noted, and entries that could not be listed because of it are excluded.
     """
     layer.environment.step(0, "reading", len(entries))
     troubles: list[listing.Trouble] = []
@@ -211,7 +202,7 @@ def _described(layer: Layer, entries: Sequence[Entry], outcome: transfer.Moved) 
 
 
 def _got(layer: Layer, keys: Sequence[str]) -> Mapping[str, Artifact | Exception]:
-    """Return what :func:`get_many` does; an error about the layer as a whole is that of each key."""
+    """Return the result of :func:`get_many`; an error about the whole layer counts for each key."""
     try:
         return get_many(layer, keys)
     except FAILURES as error:
@@ -223,10 +214,10 @@ def _place(layer: Layer, artifacts: Sequence[Artifact], outcome: transfer.Moved)
     try:
         results = put_many(layer, artifacts)
     except FAILURES as error:
-        # The error is about the layer as a whole.
+        # The error is about the whole layer.
         results = [error for _ in artifacts]
     pairs = list(zip(artifacts, results, strict=True))
-    # An error may come after several entries of a batch were placed. An unsettled entry is in its place.
+    # Some entries of a batch may have been placed before the error. An unsettled entry was placed.
     certain = (bool, EntryExists, Unsettled)
     doubtful = [artifact.key for artifact, result in pairs if not isinstance(result, certain)]
     damaged_here = _got(layer, doubtful) if doubtful else {}
@@ -252,9 +243,9 @@ def root_of(environment: Environment, folder: Path) -> LayerSet | None:
     layers = tuple(LayerSet(environment))
     switches = [layer.disable() for layer in layers if child.can_switch(layer)]
     switches += child.relocations(layers, folder).values()
-    # Variables that move a layer, or switch one off, are meant for other folders.
+    # The user's variables that move layers or switch them off do not apply to this folder.
     variables: dict[str, str | None] = dict.fromkeys(name for switch in switches for name in switch.set)
-    # What cachectl remembers stays with the user: a source is only read.
+    # cachectl keeps using the user's state folder: a source is only read.
     variables["XDG_STATE_HOME"] = str(user_state_folder(environment).parent)
     bare = environment.with_variables(variables)
     if (folder / "xdg").is_dir():
@@ -264,7 +255,7 @@ def root_of(environment: Environment, folder: Path) -> LayerSet | None:
         changes = {"XDG_CACHE_HOME": cache, "HOME": home}
         return LayerSet(bare.with_variables(changes)._replace(home=Path(home)))
 
-    # What layers keep in a folder for caches and in a home, wherever these are; a folder for caches contains no home.
+    # The names that layers use in a cache folder and in a home folder; a cache folder does not contain .cache.
     names = {"cache": set[str](), "home": {".cache"}}
     for parts in (path.parts for path in folders_of(at("/cache", "/home").clearable())):
         if len(parts) > 2:  # noqa: PLR2004 - the root of the file system, and the two
@@ -276,15 +267,15 @@ def root_of(environment: Environment, folder: Path) -> LayerSet | None:
 
 
 def folders_of(layers: Iterable[Layer]) -> list[Path]:
-    """Return the folders of the roots of layers; a layer that fails to name its own has none."""
+    """Return the folders of the roots of layers; a layer that cannot list its roots has none."""
     roots = in_each_root(layers, lambda _, root: [root.path], roots_of)
     return [path for *_, path in roots if isinstance(path, Path)]
 
 
 def require_own(path: Path, folders: Iterable[Path] = ()) -> None:
-    """Raise :class:`Untrusted` if another user could have written to a database file, or to a root.
+    """Raise :class:`Untrusted` if another user could have written to a database file or a root.
 
-    ``folders`` are those of the root's layers; whatever lies in them counts.
+    ``folders`` are those of the root's layers; everything in them counts.
     """
     if (owner := trust.deciding_owner(path)) is not None:
         reason: str | None = f"it belongs to {user_name(owner)}"
@@ -295,11 +286,11 @@ def require_own(path: Path, folders: Iterable[Path] = ()) -> None:
             reason = reason or trust.shared_within(folder)
     if reason is not None:
         shown = printable(path)
-        raise Untrusted(f"{shown}: another user can write it ({reason}); pass --trust if you trust its content")
+        raise Untrusted(f"{shown}: another user can write to it ({reason}); pass --trust if you trust its content")
 
 
 def place_of_file(layers: Iterable[Layer], file: Path) -> tuple[Layer, Path] | None:
-    """Return the layer of a database file, and where the file belongs in its first root; ``None`` for other files."""
+    """Return the layer of a database file, and its path in the layer's first root; ``None`` for other files."""
     for layer in layers:
         place_of = layer.about.place_of_file
         place = None if place_of is None else place_of(layer, file)
@@ -312,7 +303,7 @@ def place_of_file(layers: Iterable[Layer], file: Path) -> tuple[Layer, Path] | N
 def layer_with_file(
     environment: Environment, layer: Layer, file: Path, place: Path
 ) -> Iterator[tuple[LayerCollection, Path]]:
-    """Yield the layer in a temporary root with a copy of a database file in its place, and that copy's path."""
+    """Yield the layer in a temporary root that has a copy of a database file, and the path of the copy."""
     with child.isolated_root(environment) as root:
         moved = LayerSet(child.environment_of(environment, root.resolve()))[layer.name]
         copied = moved.roots()[0].path / place
@@ -323,7 +314,7 @@ def layer_with_file(
 
 
 def copy_database(source: Path, target: Path) -> None:
-    """Copy a database file, in sqlite with what is only in its log. Raises :class:`OSError`."""
+    """Copy a database file; for sqlite, including the content of its log. Raises :class:`OSError`."""
     with open(source, "rb") as file:
         is_sqlite = file.read(len(_SQLITE)) == _SQLITE
     if not is_sqlite:
@@ -340,14 +331,14 @@ def copy_database(source: Path, target: Path) -> None:
 
 # ---------------------------------------------------------------------- bases
 
-# A base is laid out as the folder of ``run --isolated=DIR``. What the own root lacks is copied from it, and the base
-# never changes.
+# A base has the layout of ``run --isolated=DIR``. Entries that the user's own root lacks are copied from it, and the
+# base never changes.
 
 
 def base_at(environment: Environment, folder: str | Path, own: Path | None) -> Path:
     """Return the absolute path of a base.
 
-    Raises :class:`BadRequest` if there is no such folder, or if it and the folder ``own`` contain one another.
+    Raises :class:`BadRequest` if there is no such folder, or if it and the root ``own`` contain one another.
     """
     base = Path(os.path.normpath(environment.expand(os.fspath(folder))))
     if not folder or not base.is_dir():
@@ -366,11 +357,10 @@ def _require_apart(base: Path, root: Path) -> None:
 def start_from(
     environment: Environment, base: Path, root: Path, notice: Callable[[str], None], layers: Iterable[str] = ()
 ) -> None:
-    """Copy what an own root lacks from a base, of the named layers or of all.
+    """Copy the entries that the user's own root lacks from a base, for the named layers or all.
 
-    ``notice`` gets a line for each layer that the base has entries of, for each kind of failure, and for a base without
-    entries. Raises :class:`BadRequest` if one folder is in the other, and
-    :class:`OSError` if the own root cannot be made.
+    ``notice`` gets a line for each layer with entries in the base, for each kind of failure, and for a base without
+    entries. Raises :class:`BadRequest` if one folder is in the other, and :class:`OSError` if the root cannot be made.
     """
     _require_apart(base, root)
     here = root.resolve()
@@ -381,21 +371,21 @@ def start_from(
     able = (layer for layer in own.named(layers) if not any(map(layer.abilities().get, needs)))
     copy(base_layers, part, missing(base_layers, part, [wire.StoreKey(layer.name) for layer in able], result), result)
     for outcome in result.layers:
-        counts = {"copied": outcome.placed, "there before": outcome.there}
+        counts = {"copied": outcome.placed, "already present": outcome.there}
         if words := ", ".join(f"{number:,} {word}" for word, number in counts.items() if number):
             notice(f"base: {outcome.layer}: {words}")
-        say_failed(f"base: {outcome.layer}", "left", outcome.failed, notice)
+        say_failed(f"base: {outcome.layer}", "not copied", outcome.failed, notice)
     if not any(outcome.placed or outcome.there or outcome.failed for outcome in result.layers):
         notice(f"base: {base} has no entry of any layer; cachectl run --isolated={base} -- COMMAND makes some")
 
 
 def base_keys(environment: Environment, base: Path, layers: Iterable[str] = ()) -> Mapping[str, frozenset[str]]:
-    """Return the keys of the entries of a base, by layer: what an own root has from it, or need not have."""
+    """Return the keys of the entries of a base, by layer."""
     source = LayerSet(child.environment_of(environment, base))
     return {layer.name: keys_of(layer) for layer in source.named(layers)}
 
 
 def say_failed(layer: str, what: str, failed: Sequence[Note], notice: Callable[[str], None]) -> None:
-    """Give a line for each of the most frequent reasons."""
+    """Give one line for each of the most frequent reasons."""
     for reason, keys in sorted(keys_by_reason(failed).items(), key=lambda item: -len(item[1]))[:_REASONS]:
         notice(f"{layer}: {len(keys):,} {what} ({keys[0]}{', …' if len(keys) > 1 else ''}): {reason}")

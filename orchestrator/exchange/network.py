@@ -1,8 +1,8 @@
-"""A place that a child process reaches, so that no server decides how long a command takes, and how much memory.
+"""A place that a child process accesses, so that no server decides how long a command runs and how much memory it uses.
 
-Libraries for S3, SFTP and registries are used only in the child, which is killed with all that it has started when it
-reaches a limit. Each message between the two processes is a JSON text and bytes. While a request is carried out, the
-child says regularly what has moved.
+Libraries for S3, SFTP and registries are used only in the child, which is killed with its own children when it reaches
+a limit. Each message between the two processes is a JSON text and bytes. During a request, the child reports its
+progress regularly.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ from cachectl.layers.base.errors import CachectlError, reason_of
 from cachectl.layers.base.text import printable
 from cachectl.layers.host.here import this_environment
 
-#: Bytes of memory for the child, and how many copies of the data of a request libraries make besides.
+#: Bytes of memory for the child, and how many more copies of a request's data libraries make.
 MEMORY = 512 << 20
 _COPIES = 3
-#: Seconds within which a server has to answer; then it may be silent for :data:`place.SILENCE`.
+#: Seconds in which a server must begin to answer; after that it may be silent for :data:`place.SILENCE`.
 ANSWER = 10.0
-#: Bytes a second that are progress, as is a fiftieth of a processor's time: hashing a large file sends nothing.
+#: Bytes per second that count as progress; so does a fiftieth of CPU time, because hashing a large file sends nothing.
 _SLOWEST = 256
 _BUSY = 50
-#: Bytes that a server may send besides what was asked for, and for each name of a listing.
+#: Bytes that a server may send in addition to what was requested, and for each name of a listing.
 _OVERHEAD = 16 << 20
 _LISTED = 400
-#: Seconds between two messages of what has moved.
+#: Seconds between two reports of progress.
 _PULSE = 0.2
-#: The child finds modules where its parent does, and not in the working folder.
+#: The child finds modules where its parent does, and not in the working directory.
 _PROGRAM = (
     "import sys; sys.path[:] = sys.argv[1:]; from cachectl.exchange import network, store; "
     "network.serve(store.place_of)"
 )
-#: The bytes that were acknowledged and received, in ``struct tcp_info`` of Linux.
+#: The bytes acknowledged and received, in ``struct tcp_info`` of Linux.
 _MOVED = struct.Struct("=120x2Q")
 
 
@@ -59,7 +59,7 @@ def _send(link: Connection, message: Mapping[str, object], data: bytes = b"") ->
 
 
 def _receive(link: Connection) -> tuple[dict[str, Any], bytes]:
-    """Return the next message. Raises :class:`EOFError` if the other process has ended."""
+    """Return the next message. Raises :class:`EOFError` if the other process ended."""
     return parse_json(link.recv_bytes()), link.recv_bytes()
 
 
@@ -69,8 +69,8 @@ def _receive(link: Connection) -> tuple[dict[str, Any], bytes]:
 class NetworkPlace(place.StorePlace):
     """A place that :func:`store.place_of` opens in a child process, which ends with this object.
 
-    Each method also raises :class:`TransferFailed` after a ``deadline``, a moment of :func:`time.monotonic`, and if a
-    server is silent, and :class:`BadStore` if it sends more than was asked for.
+    Each method also raises :class:`TransferFailed` after a ``deadline`` (of :func:`time.monotonic`) or if a server is
+    silent, and :class:`BadStore` if it sends more than was requested.
     """
 
     explained = Exception
@@ -80,9 +80,9 @@ class NetworkPlace(place.StorePlace):
     ) -> None:
         self.shown = printable(place.without_secrets(address))
         self._deadline = math.inf if deadline is None else deadline
-        # A disk may be silent until the deadline.
+        # A disk may take until the deadline.
         self._is_remote = place.is_url(address)
-        #: Bytes that the child has received, and what counts as progress, up to its last message.
+        #: Bytes that the child had received at its last message, and its progress.
         self._received = self._moved = 0.0
         with self.reached("reach"):
             self._link, link = Pipe()
@@ -121,19 +121,20 @@ class NetworkPlace(place.StorePlace):
         return digest
 
     def close(self) -> None:
-        """End the child, and what it has started."""
+        """End the child and its own children."""
         self._end()
 
     def failure(self, verb: str, name: str, error: Exception) -> place.TransferFailed:
-        """Return that the child could not be started, or has ended."""
+        """Return the error that the child could not be started, or ended."""
         return place.TransferFailed(f"cannot {verb} {name or self.shown}: its process failed: {reason_of(error)}")
 
     def _request(
         self, what: str, *words: object, data: bytes = b"", most: int = 0, size: int = 0, patience: float = ANSWER
     ) -> tuple[Any, bytes]:
-        """Return what the child answers to a request, and bytes; or raise its error.
+        """Return the child's answer to a request, and bytes; or raise its error.
 
-        A server has ``patience`` seconds to begin to answer, and may send ``most`` bytes; ``size`` is that of the data.
+        A server has ``patience`` seconds to begin its answer, and may send ``most`` bytes; ``size`` is that of the
+        data.
         """
         place.require_time(self._deadline)
         try:
@@ -146,30 +147,30 @@ class NetworkPlace(place.StorePlace):
         if "error" in answer:
             name, text, cause = answer["error"]
             kind: type[Exception] = getattr(place, name, getattr(errors, name, CachectlError))
-            # As the child has met it: its text is complete.
+            # The text from the child is complete, so the constructor must not format it again.
             error = kind.__new__(kind)
             error.args, error.__cause__ = (text,), RuntimeError(cause)
             raise error
         return answer["result"], data
 
     def _answer(self, window: float, most: int) -> tuple[dict[str, Any], bytes]:
-        """Wait for the answer as long as there is progress in each window of some seconds."""
+        """Wait for the answer as long as there is progress in each ``window`` of seconds."""
         first, moved, since = self._received, self._moved, time.monotonic()
         while True:
             left = min(since + window if self._is_remote else math.inf, self._deadline) - time.monotonic()
             if left <= 0 or not self._link.poll(left):
                 place.require_time(self._deadline)
-                message = f"cannot reach {self.shown}: no answer, or no progress, in {window:g} s; {place.NETWORK}"
+                message = f"cannot reach {self.shown}: no answer or no progress in {window:g} s; {place.NETWORK}"
                 raise place.TransferFailed(message)
             answer, data = _receive(self._link)
             counted = answer.pop("moved")
             if counted is not None:
                 self._received, self._moved = counted
             if self._received - first > most:
-                raise place.BadStore(f"{self.shown} sends more than the {most:,} bytes that it may for one request")
+                raise place.BadStore(f"{self.shown} sends more than {most:,} bytes for one request")
             if answer:
                 return answer, data
-            # A server has to begin to answer, however busy this machine is.
+            # Until the server begins to answer, CPU time does not count as progress.
             progress = self._received - first if window == ANSWER else self._moved - moved
             if counted is None:
                 since = time.monotonic()
@@ -188,10 +189,7 @@ def _end(process: subprocess.Popen[bytes], link: Connection) -> None:
 
 
 def serve(place_of: Callable[..., place.StorePlace]) -> None:
-    """Answer the requests of the process that has started this one, until that ends, or ends this one.
-
-    During a request it reports regularly what has moved.
-    """
+    """Answer the requests of the parent process until it ends, or ends this one; report progress during requests."""
     link = Connection(os.dup(0))
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     worker, places, connections = futures.ThreadPoolExecutor(1), list[place.StorePlace](), dict[str, tuple[int, int]]()
@@ -208,14 +206,14 @@ def serve(place_of: Callable[..., place.StorePlace]) -> None:
 def _carry_out(
     place_of: Callable[..., place.StorePlace], places: list[place.StorePlace], request: Mapping[str, Any], data: bytes
 ) -> tuple[dict[str, object], bytes]:
-    """Return the answer to a request, and bytes. The first one opens a place, which is added to the ``places``."""
+    """Return the answer to a request, and bytes. The first request opens a place, which is added to ``places``."""
     what, words, error = request["what"], request["words"], CachectlError()
     result: Any
     try:
         with contextlib.suppress(ImportError, OSError, ValueError):
             import resource
 
-            # Not of the address space, in which each thread has room for its stack.
+            # Not the address space, which includes room for the stack of each thread.
             most = resource.getrlimit(resource.RLIMIT_DATA)[1]
             resource.setrlimit(resource.RLIMIT_DATA, (request["memory"], most))
         if what == "open":
@@ -227,7 +225,7 @@ def _carry_out(
         else:
             result = getattr(places[0], what)(*words, *[data] * (what == "write"))
     except MemoryError:
-        error = place.BadStore(f"the server sends more than {request['memory']:,} bytes of memory hold")
+        error = place.BadStore(f"the server sends more than fits into {request['memory']:,} bytes of memory")
     except CachectlError as raised:
         error = raised
     except Exception as raised:  # noqa: BLE001 - raised again in the parent
@@ -238,12 +236,12 @@ def _carry_out(
 
 
 def _count(connections: dict[str, tuple[int, int]]) -> tuple[float, float] | None:
-    """Return the bytes that were received, and what counts as progress; ``None`` before a connection is seen.
+    """Return the bytes received, and what counts as progress; ``None`` before there is a connection.
 
-    ``connections`` holds what each has sent and received, also those that were closed.
+    ``connections`` has the bytes sent and received by each, also by closed ones.
     """
     for entry in os.scandir("/proc/self/fd") if sys.platform == "linux" else ():
-        # What is no connection, or not any more. No other one ever has the same name.
+        # Errors mean that it is not, or no longer, a connection. Names of sockets are unique.
         with contextlib.suppress(OSError):
             if (name := os.readlink(entry.path)).startswith("socket:"):
                 with socket.socket(fileno=os.dup(int(entry.name))) as connection:

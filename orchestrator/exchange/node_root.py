@@ -1,4 +1,4 @@
-"""The caches of one node of a job: a folder that is filled from a source, and packed when programs have ended."""
+"""The caches of one node of a job: a folder that is filled from a source, and packed after the programs end."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cachectl.layers.base.text import printable
 from cachectl.layers.disk import handles, temporaries
 from cachectl.switching import child
 
-#: Bytes of free space that a disk needs before programs are moved there.
+#: Bytes of free space that a disk must have for programs to be moved there.
 _ROOM = 1 << 20
 
 #: Layer and key: the name of an entry in any root.
@@ -24,18 +24,18 @@ Name = tuple[str, str]
 
 
 def full_reason(error: Exception) -> str:
-    """Return the message of an error; of one that cachectl raises on purpose all of it, with the name of its layer."""
+    """Return the message of an error; for an error of cachectl including the name of its layer."""
     return str(error) if isinstance(error, CachectlError) else reason_of(error)
 
 
 def missing_words(source: str) -> str:
-    """Return that a source does not exist, and which option makes it."""
+    """Return the message that a source does not exist, with the option that makes it."""
     shown = printable(place.without_secrets(source))
-    return f"{shown} is not there; --out {shown} makes it"
+    return f"{shown} does not exist; --out {shown} makes it"
 
 
 class Filling(NamedTuple):
-    """What a node got from the source: placed entries, the reasons why it was trusted, and whether it could be used."""
+    """What a node got from the source: placed entries, the reasons for trusting it, and whether it was usable."""
 
     placed: int = 0
     trusted: tuple[str, ...] = ()
@@ -43,12 +43,12 @@ class Filling(NamedTuple):
 
 
 class NodeRoot:
-    """The folder with the caches of all ranks of one node, for one job, made empty in the node's temporary folder.
+    """The folder with the caches of all ranks of one node for one job, made empty in the node's temporary folder.
 
-    That is used directly if it is this user's own with mode 0700, else through its folder ``cachectl-UID``, which is.
-    If another user could replace either, nothing is staged: ``root`` is ``None``, ``variables`` are empty, and programs
-    run as without staging. Only layers that a rerun refills move: tuning results stay in place. Files of other programs
-    in the user cache folder are linked. ``notes`` has a line for each problem.
+    If that is not this user's with mode 0700, its subfolder ``cachectl-UID`` is used. If another user could replace
+    either, nothing is staged: ``root`` is ``None``, ``variables`` are empty, and programs run without staging. Only
+    layers that a rerun refills move: tuning results stay in place. Files of other programs in the user cache folder are
+    linked. ``notes`` has a line for each problem.
     """
 
     def __init__(self, environment: Environment) -> None:
@@ -73,17 +73,17 @@ class NodeRoot:
             self._give_up(str(error))
 
     def _give_up(self, reason: str) -> None:
-        self.notes.append(f"not staged, so programs run cold or with the caches they have anyway: {reason}")
+        self.notes.append(f"not staged, so programs run with their usual caches: {reason}")
         self.variables = {}
         self.remove()
 
     def stack(self) -> LayerSet:
-        """Return the layers as programs of this node find them."""
+        """Return the layers as programs on this node use them."""
         moved = self._environment.with_variables(self.variables)
         return LayerSet(moved if self.root is None else moved._replace(temporary=self.root))
 
     def fill(self, source: str, trust: trusting.Trust | None) -> Filling:
-        """Pull a source. A failure leaves programs cold."""
+        """Pull a source. After a failure, programs start cold."""
         if self.root is None:
             return Filling()
         stack = self.stack()
@@ -111,13 +111,13 @@ class NodeRoot:
         return Filling(pulled.total.placed, pulled.trusted)
 
     def new(self) -> frozenset[Name]:
-        """Return the names of the entries added since programs began. An entry that only grew is not new."""
+        """Return the names of the entries added since programs began; an entry that grew is not new."""
         return _names_in(self.stack()) - self._known if self.root is not None else frozenset()
 
     def pack(self, others: frozenset[Name]) -> Path | None:
-        """Return a bundle of the new entries that others lack; ``None`` if there is none, or, with a note, on failure.
+        """Return a bundle of the new entries that others lack; ``None`` if there are none, or after a noted failure.
 
-        Entries that cannot be read are not pushed.
+        Entries that cannot be read are excluded.
         """
         if self.root is None:
             return None
@@ -132,12 +132,12 @@ class NodeRoot:
         return file if file.exists() else None
 
     def take_notes(self) -> list[str]:
-        """Return the notes, and forget them."""
+        """Return and clear the notes."""
         notes, self.notes = self.notes, []
         return notes
 
     def remove(self) -> None:
-        """Remove the folder and everything in it."""
+        """Remove the folder and its content."""
         self._folders.close()
         self.root = None
 

@@ -1,7 +1,7 @@
-"""Where a store lies: named bytes, in a folder, at a URL, or in the one file of a bundle.
+"""The places of stores: named bytes in a folder, at a URL, or in the file of a bundle.
 
-A name is ``index/NAME`` or ``packs/SHA256``. The names under ``index/`` are the index: a writer adds its part last, so
-that whatever a reader finds there is complete.
+A name is ``index/NAME`` or ``packs/SHA256``. The names under ``index/`` are the index: a writer adds its index part
+last, so that everything a reader finds there is complete.
 """
 
 from __future__ import annotations
@@ -27,35 +27,36 @@ from cachectl.layers.base.lazy import regex
 from cachectl.layers.base.text import printable
 from cachectl.layers.disk import atomic, handles, plain
 
-#: Means standard output for a file to write, standard input for a file to read.
+#: The name of standard output for writing, and of standard input for reading.
 STREAM = "-"
-#: More names than this in a folder are no store; S3 lists them in answers of 1,000, of which hostile ones are empty.
+#: The most names in a folder of a store, and the most answers to a listing by S3: 1,000 names each, or maliciously
+#: none.
 MOST_NAMES = 250_000
 _MOST_ANSWERS = 1000
 #: The folders of a store.
 FOLDERS = ("index", "packs")
-#: Seconds that a store may delay a command, and that the push after the command may take, by default.
+#: Seconds that a store may delay a command, and that the push after it may take, by default.
 PATIENCE = 30.0
 #: A scheme and its slashes, or several schemes chained by fsspec.
 _URL = re.compile(r"(?:[a-z][a-z0-9+.-]*::)*[a-z][a-z0-9+.-]+://", re.IGNORECASE)
 _LONGEST_REASON = 300
-#: What to do if a server does not answer as it should.
+#: What to do if a server does not answer as expected.
 NETWORK = "check the address and the network, and try again"
-#: Stores of objects, in which an upload appears whole or not at all. Elsewhere a file is renamed into its place.
+#: Object stores, in which uploads are atomic. Elsewhere a temporary file is renamed.
 _OBJECT_STORES = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "oss", "memory"})
 _S3 = ("s3", "s3a")
 _SFTP = ("ssh", "sftp")
-#: How often folders are made again before that is an error.
+#: How often making a folder is tried again.
 _AGAIN = 3
 _MODIFIED = ("LastModified", "mtime", "last_modified", "updated", "modified", "created")
-#: Limit on the silence of a server, in seconds. The whole transfer has no limit.
+#: How many seconds a server may be silent. The whole transfer has no limit.
 SILENCE = 60
-#: Limit on a connection, in seconds, and how often a request is tried: s3fs and botocore would try for half an hour.
+#: Seconds for a connection, and how often a request is tried: s3fs and botocore would retry for half an hour.
 _CONNECTING = 10
 _ATTEMPTS = 2
 #: Permissions to read a file.
 _READABLE = 0o444
-#: Names of files of a store, and of their stages.
+#: Names of files of a store, and of their temporary files.
 _WRITTEN = regex(r"[a-z0-9.-]*[0-9a-f]{16}")
 _SECRETS = (re.compile(r"(?<=//)[^/@\s]+(?=@)"), re.compile(r"(?<=\?)[^\s'\"]+"))
 
@@ -68,10 +69,10 @@ class TransferFailed(CachectlError):
 
 
 class Changed(TransferFailed):
-    """A bundle was written by another command meanwhile: what is missing in it has to be found again."""
+    """Another command wrote the bundle meanwhile: what it lacks must be determined again."""
 
     def __init__(self, shown: str) -> None:
-        super().__init__(f"{shown} was written by another command meanwhile; push again")
+        super().__init__(f"another command wrote {shown} meanwhile; push again")
 
 
 class Missing(CachectlError, FileNotFoundError):
@@ -79,35 +80,35 @@ class Missing(CachectlError, FileNotFoundError):
 
 
 class BadStore(CachectlError, ValueError):
-    """A store in which something is missing, cut or changed. Nothing in it may be used."""
+    """A store in which something is missing, truncated or changed. Nothing in it may be used."""
 
 
 class Gone(BadStore):
-    """A name that a store does not have, or not any more."""
+    """A name that a store does not have, or no longer has."""
 
 
 class StorePlace(ABC):
     """A folder, a bucket or a bundle that holds a store.
 
     Every method raises :class:`TransferFailed` or :class:`OSError` if the place cannot be reached. :meth:`read` raises
-    :class:`Gone`, and :class:`BadStore` for more than ``most`` bytes. A name is written whole or not at all, also over
-    the same name; removing a missing one is no error.
+    :class:`Gone`, and :class:`BadStore` for more than ``most`` bytes. Writing and overwriting a name is atomic;
+        removing a missing name is no error.
     """
 
     #: The address, without a password.
     shown: str
-    #: Whether it is one file, which one push rewrites: no name in it may depend on the clock.
+    #: Whether it is one file, which a push rewrites: no name in it may depend on the clock.
     is_bundle: bool = False
     #: The class of the errors that :meth:`failure` explains.
     explained: type[Exception] = OSError
-    #: Bytes that ``fetch`` has to download before anything else is asked for.
+    #: Bytes that ``fetch`` must download before anything else is requested.
     expected: int = 0
 
     @abstractmethod
     def names(self, folder: str) -> Mapping[str, Written]:
-        """List the names in a folder, with one request for each 1,000 names; empty if there is no store.
+        """List the names in a folder, with one request per 1,000 names; empty if there is no store.
 
-        Stages that killed writers left are among them.
+        The list includes temporary files of killed writers.
         """
 
     @abstractmethod
@@ -134,16 +135,16 @@ class StorePlace(ABC):
 
     @abstractmethod
     def failure(self, verb: str, name: str, error: Any) -> Exception:  # noqa: ANN401 - of the explained class
-        """Return the error that says what failed, and what to do."""
+        """Return an error that says what failed and what to do."""
 
     def finish(self) -> None:  # noqa: B027 - a hook of bundles
-        """Do what is done once after all writing: nothing, where every file is complete."""
+        """Complete the store after all writing."""
 
     def close(self) -> None:  # noqa: B027 - a hook of places that a child process reaches
-        """Give up what reaches the place."""
+        """Release what accesses the place."""
 
     def digest(self) -> str | None:
-        """Return the SHA-256 of a bundle; ``None`` for other places, which the names of their index pin."""
+        """Return the SHA-256 of a bundle; ``None`` for other places, which are pinned by the names of their index."""
         return None
 
     def lacks(self, name: str) -> Gone:
@@ -153,14 +154,14 @@ class StorePlace(ABC):
     def require_small(self, name: str, size: int, most: int) -> None:
         """Raise :class:`BadStore` if a name has more than ``most`` bytes."""
         if size > most:
-            raise BadStore(f"{self.shown}: {printable(name)} has more than the {most:,} bytes that it may have")
+            raise BadStore(f"{self.shown}: {printable(name)} has more than {most:,} bytes")
 
 
 class FolderPlace(StorePlace):
-    """A folder, of this machine or of a network file system, with two folders that the first write makes.
+    """A folder with two subfolders, which the first write makes.
 
-    Everything is done relative to open folders, and no link is followed below the folder itself. Who may read and write
-    in the folder may do so in its folders, and read every file, whatever the umask of the writer is.
+    All access is relative to open folders, and no link is followed below the folder itself. Whoever has access to the
+    folder has the same access to its subfolders, and can read every file, whatever the umask of the writer.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -168,7 +169,7 @@ class FolderPlace(StorePlace):
         self.shown = printable(folder)
 
     def names(self, folder: str) -> Mapping[str, Written]:
-        """List the plain files in a folder, as far as a store can have so many."""
+        """List the regular files in a folder, up to more than a store can have."""
         files: dict[str, Written] = {}
         with suppress(Gone), self._opened("list", folder) as handle, os.scandir(handle) as entries:
             for entry in entries:
@@ -188,8 +189,8 @@ class FolderPlace(StorePlace):
             return data
 
     def write(self, name: str, data: bytes) -> None:
-        """Write a file next to its place, sync it and rename it."""
-        part, file = name.partition("/")[0], _last(name)
+        """Write a temporary file, sync it and rename it."""
+        part, last = name.partition("/")[0], _last(name)
         made = False
         with self.reached("write", name):
             os.makedirs(self._folder, exist_ok=True)
@@ -198,13 +199,14 @@ class FolderPlace(StorePlace):
                 os.mkdir(self._folder / part)
                 made = True
         with self._opened("write", name) as folder:
-            # Another user may have put another folder into its place.
-            if made and _is_new(folder):
+            # Another user may have replaced the folder: a new one has at most what other writers have added.
+            is_own = made and os.fstat(folder).st_uid == os.geteuid()
+            if is_own and all(_WRITTEN.fullmatch(file) for file in os.listdir(folder)):
                 os.fchmod(folder, mode)
             try:
-                atomic.replace_file(file, [data], folder=folder, mode=mode & _READABLE)
+                atomic.replace_file(last, [data], folder=folder, mode=mode & _READABLE)
             except PermissionError:
-                # In a sticky folder, the same file of another user cannot be replaced.
+                # In a sticky folder, another user's file cannot be replaced: it may have the same content.
                 with suppress(CachectlError):
                     if self.read(name, len(data)) == data:
                         return
@@ -218,14 +220,14 @@ class FolderPlace(StorePlace):
 
     @contextmanager
     def _opened(self, verb: str, name: str) -> Iterator[int]:
-        """Open the folder of a name, which may not be a link, for a block."""
+        """Open the folder of a name, which must not be a link, for a block."""
         with self.reached(verb, name):
             path = self._folder / name.partition("/")[0]
             try:
                 folder = handles.open_folder(str(path))
             except OSError as error:
                 if error.errno in (errno.ELOOP, errno.ENOTDIR) and os.path.lexists(path):
-                    raise BadStore(f"{self.shown}: {path.name} is a link or no folder") from error
+                    raise BadStore(f"{self.shown}: {path.name} is a link, or not a folder") from error
                 raise
             try:
                 yield folder
@@ -233,7 +235,7 @@ class FolderPlace(StorePlace):
                 os.close(folder)
 
     def failure(self, verb: str, name: str, error: OSError) -> CachectlError:
-        """Return what could not be done, and what would let it be done."""
+        """Return an error that says what failed and what to do."""
         advice = ""
         if isinstance(error, NotADirectoryError):
             advice = "; name a folder or a URL"
@@ -241,18 +243,12 @@ class FolderPlace(StorePlace):
             return self.lacks(name)
         elif isinstance(error, PermissionError):
             access = "g+rX" if verb in ("list", "read") else "g+rwX"
-            advice = f"; chmod -R {access} {self.shown} lets the group of the folder do it"
+            advice = f"; to let the folder's group do it: chmod -R {access} {self.shown}"
         return TransferFailed(f"cannot {verb} {self.shown}/{printable(name)}: {reason_of(error)}{advice}")
 
 
 def _last(name: str) -> str:
     return name.partition("/")[2]
-
-
-def _is_new(folder: int) -> bool:
-    """Return whether an open folder is this user's, and has at most what other writers have added since it was made."""
-    is_own = os.fstat(folder).st_uid == os.geteuid()
-    return is_own and all(_WRITTEN.fullmatch(name) for name in os.listdir(folder))
 
 
 class RemotePlace(StorePlace):
@@ -265,18 +261,16 @@ class RemotePlace(StorePlace):
         self._scheme = url.partition(":")[0].lower()
         self.shown = printable(without_secrets(self._url))
         if self._scheme in ("http", "https"):
-            message = f"{self.shown}: a web server has no list of names; for a bundle, curl -f … | cachectl pull -"
-            raise BadRequest(message)
+            raise BadRequest(f"{self.shown}: web servers do not list files; for a bundle: curl -f … | cachectl pull -")
         if url.endswith("://"):
-            message = f"{printable(url)} names no store; write a bucket or a server, and a folder, after it"
-            raise BadRequest(message)
+            raise BadRequest(f"{printable(url)} names no store; add a bucket, or a server and a folder")
         with self.reached("reach"):
             self._system, root = self._connected()
         self._root = root.rstrip("/")
         protocols = self._system.protocol
         self._is_atomic = not _OBJECT_STORES.isdisjoint({protocols} if isinstance(protocols, str) else protocols)
         if self._is_atomic and any(sign in self._root for sign in "*?["):
-            # fsspec reads them as patterns when it removes several files by one request.
+            # fsspec interprets them as patterns when it removes several files with one request.
             raise BadRequest(f"{self.shown}: the URL of a store must not contain *, ? or [")
         self._made: set[str] = set()
 
@@ -288,24 +282,24 @@ class RemotePlace(StorePlace):
         if self._scheme in _S3:
             options = {"config_kwargs": {"retries": {"total_max_attempts": _ATTEMPTS}}}
         elif self._scheme in _SFTP:
-            # It logs every error with a traceback, and raises it too.
+            # It logs every error that it raises, with a traceback.
             logging.getLogger("paramiko").setLevel(logging.CRITICAL + 1)
-            # A rename works only within one file system, and fsspec would stage in the server's /tmp.
-            # Without a limit, paramiko reads what is no greeting without end, and is busy with that.
+            # fsspec would use the server's /tmp for temporary files, which may be another file system.
+            # Without a timeout, paramiko reads an endless greeting forever.
             options = {"temppath": posixpath.dirname(urlsplit(self._url).path), "timeout": _CONNECTING}
         system, path = url_to_fs(self._url, skip_instance_cache=True, **options)
         if self._scheme in _S3:
-            # Botocore has tried again already.
+            # Botocore already retries.
             system.retries = 1
         elif self._scheme in _SFTP:
             system.ftp.get_channel().settimeout(SILENCE)
         return system, str(path)
 
     def names(self, folder: str) -> Mapping[str, Written]:
-        """List the plain files in a folder."""
+        """List the regular files in a folder."""
         listed: list[dict[str, Any]] = []
         with suppress(Gone), self.reached("list", folder):
-            # Another writer may have added to what is known.
+            # Another writer may have added files.
             self._system.invalidate_cache()
             path = f"{self._root}/{folder}"
             listed = self._s3_files(path) if self._scheme in _S3 else self._system.ls(path, detail=True)
@@ -313,7 +307,7 @@ class RemotePlace(StorePlace):
         return {f"{folder}/{name}": (file.get("size", file.get("Size")), _moment(file)) for name, file in files if name}
 
     def _s3_files(self, path: str) -> list[dict[str, Any]]:
-        """List a folder, which s3fs would do without end."""
+        """List a folder, with a limit that s3fs does not have."""
         bucket, key, _ = self._system.split_path(path)
         request = {"Bucket": bucket, "Prefix": f"{key}/", "Delimiter": "/", **self._system.req_kw}
         files: list[dict[str, Any]] = []
@@ -325,7 +319,7 @@ class RemotePlace(StorePlace):
             if len(files) > MOST_NAMES:
                 break
             request["ContinuationToken"] = answer["NextContinuationToken"]
-        raise BadStore(f"{self.shown}: lists more names than a store has")
+        raise BadStore(f"{self.shown}: lists more names than a store can have")
 
     def read(self, name: str, most: int) -> bytes:
         """Return the bytes of a name."""
@@ -358,7 +352,7 @@ class RemotePlace(StorePlace):
                 raise
 
     def _make(self, folder: str) -> None:
-        # Another writer makes the same folders at the same time, which fsspec does not expect.
+        # fsspec fails if another writer makes the same folder at the same time.
         for _ in range(_AGAIN):
             with suppress(Exception):
                 self._system.makedirs(folder, exist_ok=True)
@@ -366,7 +360,7 @@ class RemotePlace(StorePlace):
         self._system.makedirs(folder, exist_ok=True)
 
     def remove(self, names: Sequence[str]) -> None:
-        """Remove files, up to 1,000 with one request where the service has such a request."""
+        """Remove files, up to 1,000 with one request if the service has such a request."""
         with self.reached("remove from"):
             paths = [f"{self._root}/{name}" for name in names]
             for at in range(0, len(paths), 1000):
@@ -374,13 +368,13 @@ class RemotePlace(StorePlace):
 
     def _read(self, path: str, most: int) -> bytes:
         if self._is_atomic:
-            # With a range it is one request, without one that asks for the size.
+            # With a range, there is no second request for the size.
             return bytes(self._system.cat_file(path, start=0, end=most))
         with self._system.open(path, "rb") as file, io.BytesIO() as held:
-            # Otherwise paramiko waits for every 32 KiB. It asks for the size, which not every server says.
+            # Without prefetch, paramiko waits for every 32 KiB. Not every server reports the size.
             with suppress(AttributeError, OSError):
                 size = file.stat().st_size or 0
-                # It would ask for every 32 KiB of what a server says at once.
+                # Prefetch requests all of the size that the server claims.
                 self.require_small(posixpath.basename(path), size, most)
                 file.prefetch(size)
             while held.tell() < most and (piece := file.read(most - held.tell())):
@@ -388,7 +382,7 @@ class RemotePlace(StorePlace):
             return held.getvalue()
 
     def failure(self, verb: str, name: str, error: Exception) -> Exception:
-        """Return what went wrong, and what to do, in one line: each file system has errors of its own."""
+        """Return an error that says what failed and what to do, in one line; each file system has its own errors."""
         if verb in ("list", "read") and isinstance(error, FileNotFoundError):
             return self.lacks(name)
         url = f"{self._url}/{name}" if name else self._url
@@ -397,16 +391,16 @@ class RemotePlace(StorePlace):
         if isinstance(error, ImportError):
             advice = "pip install 'opencl-cachectl[remote]', or the package that fsspec names"
         elif isinstance(error, FileNotFoundError):
-            reason, advice = "nothing is there", "check the address, or make the bucket or folder first"
+            reason, advice = "it does not exist", "check the address, or make the bucket or folder first"
         elif isinstance(error, PermissionError) or "Credentials" in type(error).__name__:
             advice = "set up credentials as for the service's own tools"
         elif isinstance(error, ValueError):
-            advice = "schemes are s3://, gs://, ssh:// and others that fsspec knows"
+            advice = "supported are s3://, gs://, ssh:// and other schemes of fsspec"
         return TransferFailed(f"cannot {verb} {printable(without_secrets(url))}: {reason}; {advice}")
 
 
 def _moment(info: Mapping[str, Any]) -> float | None:
-    """Return when a file was written, in epoch seconds; each file system has a name of its own for it."""
+    """Return when a file was written, in epoch seconds; each file system has its own name for this."""
     for value in map(info.get, _MODIFIED):
         if isinstance(value, dt.datetime):
             return value.timestamp()
@@ -428,31 +422,30 @@ def is_url(name: str) -> bool:
 
 
 def without_secrets(name: str) -> str:
-    """Return a URL without its password and its query, which may grant access."""
+    """Return a URL without its password and its query, both of which may grant access."""
     for secret in _SECRETS if is_url(name) else ():
         name = secret.sub("…", name)
     return name
 
 
 def redacted(text: str, url: str) -> str:
-    """Remove from a text the secrets of a URL, which may lack there what stands around them in the URL."""
+    """Remove the secrets of a URL from a text, even if they appear there out of their context."""
     for secret in _SECRETS:
-        for secret_text in secret.findall(url):
-            password = secret_text.partition(":")[2]
-            for part in filter(
-                None, (secret_text, password, unquote(password), *(value for _, value in parse_qsl(secret_text)))
-            ):
+        for found_secret in secret.findall(url):
+            password = found_secret.partition(":")[2]
+            parts = (found_secret, password, unquote(password), *(value for _, value in parse_qsl(found_secret)))
+            for part in filter(None, parts):
                 text = text.replace(part, "…")
         text = secret.sub("…", text)
     return text
 
 
 def one_line(text: str) -> str:
-    """Return a text of a server or a library as a part of a line."""
+    """Return the text of a server or a library as part of a line."""
     return printable(" ".join(text.split()))[:_LONGEST_REASON].rstrip(".")
 
 
 def require_time(deadline: float | None) -> None:
-    """Raise :class:`TransferFailed` if a deadline, a moment of :func:`time.monotonic`, has passed."""
+    """Raise :class:`TransferFailed` if a deadline (of :func:`time.monotonic`) has passed."""
     if deadline is not None and deadline <= time.monotonic():
-        raise TransferFailed("not done in time; --store-wait gives it more, and cachectl push and pull have no limit")
+        raise TransferFailed("not done in time; raise --store-wait, or use cachectl push and pull, which have no limit")

@@ -1,8 +1,8 @@
 """Forecast whether an entry made in one place can be hit in another.
 
-Each layer names the facts that its keys depend on (:class:`cachectl.layers.core.parts.Portability`); here the facts of
-two places are compared. They are read from names, the system's own tables and what is installed. A fact that is unknown
-in either place is ``None``, and never equal to another.
+Each layer declares the facts that its keys depend on (:class:`cachectl.layers.core.parts.Portability`). This module
+compares the facts of two places, which come from names, the system's tables and installed packages. An unknown fact is
+``None``, and never equal to another.
 """
 
 from __future__ import annotations
@@ -17,11 +17,10 @@ from cachectl.layers.base.environment import Environment
 from cachectl.layers.core.parts import OR, UNFORESEEN, Facts, Outlook, Portability
 
 _EVERYWHERE = ("platform", "machine")
-#: Makes entries that hit at any path of what makes others hit at one.
-COMMAND = "cachectl run --portable -- COMMAND"
+#: Makes entries that hit wherever the bound fact of others has another value.
+COMMAND = "cachectl run --portable"
 
-#: A fact that differs here: its name, its value there and here, and whether that keeps every entry of the layer from
-#: being hit.
+#: A fact that differs here: its name, its value there and here, and whether that prevents every hit in the layer.
 Difference = tuple[str, str | None, str | None, bool]
 
 
@@ -32,13 +31,13 @@ def portability_key(portability: Portability | None, environment: Environment) -
 
 
 def portability_digest(stack: layer_set.LayerSet) -> str:
-    """Return 16 hexadecimal digits that are equal where the same entries of all clearable layers can be hit."""
+    """Return 16 hexadecimal digits that are equal in places where the same entries of clearable layers can be hit."""
     keys = {layer.name: portability_key(layer.about.portability, stack.environment) for layer in stack.clearable()}
     return hashlib.sha256(encode_json(keys, sort_keys=True)).hexdigest()[:16]
 
 
 def differences(portability: Portability | None, elsewhere: Facts, environment: Environment) -> tuple[Difference, ...]:
-    """List the facts of a place that differ in an environment, or that either does not know."""
+    """List the facts of a place that differ in an environment, or that are unknown in either."""
     deciding = {*_EVERYWHERE, *(() if portability is None else portability.deciding)}
     here = portability_key(portability, environment)
     differing = []
@@ -52,7 +51,7 @@ def differences(portability: Portability | None, elsewhere: Facts, environment: 
 
 
 def why_not(portability: Portability | None, differing: Iterable[Difference]) -> Outlook | None:
-    """Return that no entry can be hit here, with the reason, and what would; ``None`` if some may be."""
+    """Return the outlook that no entry can be hit here, with the reason and a remedy; ``None`` if some may be hit."""
     deciding = {name: f"{name} {elsewhere}, here {here}" for name, elsewhere, here, decides in differing if decides}
     if portability is not None and [*deciding] == [portability.bound]:
         deciding[""] = f"entries of {COMMAND} hit at any"
@@ -66,7 +65,7 @@ def outlook(
     environment: Environment,
     differing: Iterable[Difference],
 ) -> Outlook:
-    """Forecast whether a program here would compute the key of an entry that has these versions, if nothing decides.
+    """Forecast whether a program here would compute the key of an entry with these versions.
 
     ``differing`` is the result of :func:`differences` for the entry's layer.
     """

@@ -1,7 +1,7 @@
-"""Push and pull: copy what a store, a database file of a product or this machine lacks; and both around a command.
+"""Push and pull: copy what a store, a product's database file or this machine lacks; and both around a command.
 
-A cache is code that programs run. So an index part of a store is used only if it is trusted, and everything that is
-needed is downloaded into a file that no other process can reach and verified there before the first entry is placed.
+A cache is code that programs run. So an index part of a store is used only if it is trusted, and everything needed is
+downloaded into a file that no other process can open, and verified there, before the first entry is placed.
 """
 
 from __future__ import annotations
@@ -30,17 +30,14 @@ from cachectl.layers.stores import database
 from cachectl.transfer import Transfer
 from cachectl.watching import ledger
 
-#: How often a push starts again because another command has written the bundle meanwhile.
+#: How often a push starts again because another command wrote the bundle meanwhile.
 _PUSHES = 100
 #: How often a pull starts again because ``gc`` removed what it was about to read: each time it downloads all of it.
 _PULLS = 5
-#: How many kernels are named that are not portable.
+#: How many kernels that are not portable are named.
 _FEW = 3
-#: Why something is trusted that nothing else shows to be.
+#: The reason for trust that is only the user's word.
 _SAID = "because of --trust"
-
-
-# ---------------------------------------------------------------------- push
 
 
 def push(
@@ -57,11 +54,11 @@ def push(
 ) -> Transfer:
     """Add the selected entries that the store at a target lacks.
 
-    An entry counts as present if a part lists it that ``sign`` or a signer of ``allowed_signers`` has signed; without
-    both, if any part does.
+    An entry counts as present if an index part lists it that was signed with ``sign`` or by a signer in
+    ``allowed_signers``; without both, if any part lists it.
 
-    :param layers: names; none means every clearable one
-    :param besides: keys that are excluded, by layer
+    :param layers: names; none means every clearable layer
+    :param besides: keys to exclude, by layer
     :param sign: an OpenSSH key
     :param allowed_signers: a file in the format of ssh-keygen(1)
     :param force: replace a file that is not a bundle
@@ -99,7 +96,7 @@ def push_layers(
     *,
     named: bool = False,
 ) -> Transfer:
-    """Write the selected entries of layers that a store lacks; a layer that cannot be read is a failure if named."""
+    """Write the selected entries of layers that a store lacks; a layer that cannot be read fails only if ``named``."""
     result = Transfer(store.place.shown)
     in_order = sorted(chosen, key=lambda layer: layer.name)
     source = copying.LayerCollection(in_order, describes=not selection.needs_contents)
@@ -119,7 +116,7 @@ def push_layers(
         about = source.layers[key.layer].about.portability
         if about is None or (place_there := key.facts.get(about.bound)) is None:
             continue
-        # Those of portable builds have a key of their own.
+        # Entries of portable builds have a separate key.
         portable = [entry for entry in entries if remembered.portable and remembered.is_of_portable(entry)]
         entries[:] = [entry for entry in entries if entry not in portable]
         if portable:
@@ -128,8 +125,8 @@ def push_layers(
             plan.append((anywhere, [entry for entry in portable if entry.key not in stored]))
             result.layer(key.layer).there += len(portable) - len(plan[-1][1])
         if entries:
-            only = f"hit only where the {about.bound} is {place_there}, as far as is known"
-            bound = f"{plural(len(entries), 'entry', 'entries')} {only}; those of {portability.COMMAND} hit at any"
+            bound = f"{plural(len(entries), 'entry', 'entries')} may need the {about.bound} {place_there}"
+            bound = f"{bound}; those of {portability.COMMAND} do not"
             needs = [f"not portable: {kernel} needs {need}" for kernel, need in [*remembered.kept.items()][-_FEW:]]
             result.unread += tuple(Note(key.layer, line) for line in (bound, *needs))
     copying.copy(source, store, plan, result)
@@ -145,7 +142,7 @@ def _push_to_file(
     selection: Selection,
     besides: copying.Keys | None,
 ) -> Transfer:
-    """Add to a database file the entries of its layer that belong to it, through a copy of the file."""
+    """Add the entries that belong to a database file, by changing a copy of the file."""
     (layer, inside), result, target = of_file, Transfer(str(file)), file.resolve()
     outcome = result.layer(layer.name)
     with contextlib.ExitStack() as block:
@@ -174,10 +171,10 @@ def _push_to_file(
 
 
 def _require_unused(file: Path) -> None:
-    """Raise :class:`TransferFailed` for a database with a log or a journal: it belongs to the file to be replaced."""
+    """Raise :class:`TransferFailed` for a database with a log or a journal, which would not fit the replaced file."""
     for suffix in database.COMPANIONS:
         if os.path.lexists(beside := database.companion(file, suffix)):
-            reason = f"a program uses it, or was killed while it did: {printable(beside.name)} is there"
+            reason = f"{printable(beside.name)} exists, so a program uses it, or was killed while using it"
             message = f"cannot write {printable(file)}: {reason}; end the program, or push to a new FILE"
             raise place.TransferFailed(message)
 
@@ -202,13 +199,13 @@ def pull(
     dry_run: bool = False,
     deadline: float | None = None,
 ) -> Transfer:
-    """Place the selected entries that are missing here. After an error nothing of that source was written.
+    """Place the selected entries that are missing here. After an error, nothing of that source was written.
 
     :param sources: stores, isolated roots, or database files of a product
-    :param trust: why stores are trusted; a root or file of this user that no other user can write needs no reason
-    :param layers: names; none means every clearable one
-    :param besides: keys that are excluded, by layer
-    :param dry_run: only say what would be placed
+    :param trust: why stores are trusted; not needed for this user's roots and files that no other user can write to
+    :param layers: names; none means every clearable layer
+    :param besides: keys to exclude, by layer
+    :param dry_run: only return what would be placed
     :param deadline: a moment of :func:`time.monotonic`; entries that are not placed by then are failures
     :raises Untrusted: if nothing new can be trusted
     :raises BadStore: if something needed is damaged or missing
@@ -228,7 +225,7 @@ def pull(
 
 
 class _Pull(NamedTuple):
-    """What was asked for."""
+    """The arguments of :func:`pull`."""
 
     stack: LayerSet
     named: Sequence[str]
@@ -242,7 +239,7 @@ class _Pull(NamedTuple):
     def take(self, name: str) -> Transfer:
         """Pull from one source."""
         here = self.stack.environment
-        # What is no path is neither a file nor a folder.
+        # A URL or the stream is neither a file nor a folder, like the null device.
         is_path = name and name != place.STREAM and not place.is_url(name)
         path = here.expand(name) if is_path else Path(os.devnull)
         if path.is_file() and (of_file := copying.place_of_file(self.stack.named(self.named), path)) is not None:
@@ -262,7 +259,7 @@ class _Pull(NamedTuple):
         if self.trust is None:
             copying.require_own(path, (folder for folder in folders if folder.is_relative_to(path)))
         elif not self.trust.trust:
-            message = f"{printable(path)} is not a store, so it has neither signature nor digest; --trust takes it"
+            message = f"{printable(path)} is not a store, so it has neither signature nor digest; use --trust"
             raise BadRequest(message)
 
     def _from_layers(self, source: copying.LayerCollection, name: str) -> Transfer:
@@ -280,7 +277,7 @@ class _Pull(NamedTuple):
         return result
 
     def _from_store(self, name: str, trust: trusting.Trust) -> Transfer:
-        """Place what is missing here, after all of it was verified and lies in a file that nobody else can open."""
+        """Place what is missing here, after all of it was downloaded and verified."""
         environment = self.stack.environment
         with (
             trusting.allowed_list(environment, None, trust.allowed_signers) as allowed,
@@ -292,7 +289,7 @@ class _Pull(NamedTuple):
             copying.copy(store, copying.LayerCollection(self.chosen), plan, result)
         if not self.dry_run:
             store.memory.save(store.files, store.trusted, afresh=trust.digest is not None)
-        said = _SAID if trust.digest is None else "its digest is the given one"
+        said = _SAID if trust.digest is None else "it has the given digest"
         signers = {said if signer is None else f"signed by {signer}" for signer in store.trusted.values()}
         result.trusted, result.moved = tuple(sorted(signers)), store.fetched
         result.left_out = tuple(Note(name, reason) for name, reason in store.left_out.items())
@@ -301,13 +298,13 @@ class _Pull(NamedTuple):
     def _downloaded(
         self, store: StoreCollection, trust: trusting.Trust, file: BinaryIO
     ) -> tuple[copying.CopyPlan, Transfer]:
-        """Return what to place from a store, downloaded unless this is a dry run, and the result to be added to."""
+        """Return the plan, downloaded unless this is a dry run, and the result so far."""
         store.require_store()
         shown, digest = store.place.shown, store.digest
         if trust.digest is None:
             self._require_new(store)
         elif digest != trust.digest.lower():
-            message = f"its digest is {digest}, not {trust.digest.lower()[:16]}…; somebody has pushed, or changed it"
+            message = f"its digest is {digest}, not {trust.digest.lower()[:16]}…; somebody pushed to it, or changed it"
             raise trusting.OtherDigest(f"{shown}: {message}")
         result = Transfer(shown, digest, dry_run=self.dry_run)
         keys, here = self._keys(store, result), copying.LayerCollection(self.chosen)
@@ -316,7 +313,7 @@ class _Pull(NamedTuple):
             what = "; ".join(f"{name}: {reason}" for name, reason in list(store.left_out.items())[:3])
             message = f"{shown}: no part of its index that is needed here is trusted ({what})"
             raise trusting.Untrusted(message)
-        # An attempt that found something gone may have begun to fill it.
+        # An earlier attempt may have written to it.
         file.seek(0)
         for key, entries in plan:
             wanted = self._foreseen(key, entries, result)
@@ -327,19 +324,16 @@ class _Pull(NamedTuple):
         return plan, result
 
     def _require_new(self, store: StoreCollection) -> None:
-        """Raise :class:`Untrusted` if the store is older than what this machine has read from it, or another one."""
+        """Raise :class:`Untrusted` if the store is older than when this machine last read it, or another one."""
         newest, store.gone = store.memory.seen()
         if store.parts and not store.files.issuperset(newest):
             made, shown = wire.made_of(newest[0]), store.place.shown
             if not any(store.usable(name) for name in reversed(store.parts) if wire.made_of(name) > made):
-                message = (
-                    f"{shown} is older than what this machine has read from it, of {moment_text(made)}, or "
-                    f"another store; cachectl pull {shown} --digest {store.digest} accepts it"
-                )
-                raise trusting.Untrusted(message)
+                older = f"{shown} is older than this machine has seen it ({moment_text(made)}), or another store"
+                raise trusting.Untrusted(f"{older}; cachectl pull {shown} --digest {store.digest} accepts it")
 
     def _keys(self, store: StoreCollection, result: Transfer) -> Iterator[wire.StoreKey]:
-        """Yield the portability keys whose entries may be hit here, and note why others are left alone."""
+        """Yield the portability keys whose entries may be hit here, and note why others are not pulled."""
         chosen = {layer.name: layer for layer in self.chosen}
         for key in store.portability_keys():
             if (layer := chosen.get(key.layer)) is not None:
@@ -348,12 +342,12 @@ class _Pull(NamedTuple):
             elif key.layer in self.stack:
                 reason = "this layer is pulled only if it is named"
             else:
-                reason = "no layer of this name exists here"
+                reason = "there is no layer with this name here"
             if reason is None:
                 yield key
                 continue
             number = plural(sum(wire.key_of(name) == key.name for name in store.parts), "part")
-            result.unread += (Note(key.layer, f"{number} of the index left alone: {reason}"),)
+            result.unread += (Note(key.layer, f"{number} of the index not pulled: {reason}"),)
 
     def _differing(self, key: wire.StoreKey) -> Sequence[portability.Difference]:
         about = self.stack[key.layer].about
@@ -362,19 +356,16 @@ class _Pull(NamedTuple):
     def _foreseen(
         self, key: wire.StoreKey, entries: Sequence[wire.StoredEntry], result: Transfer
     ) -> Iterator[wire.StoredEntry]:
-        """Count the outlook of each entry, and yield those that can be hit, or may be."""
-        knows, differing, outcome = (
-            self.stack[key.layer].about.portability,
-            self._differing(key),
-            result.layer(key.layer),
-        )
-        # Looking up what is installed takes long.
+        """Count the outlook of each entry, and yield those that can or may be hit."""
+        declared, differing = self.stack[key.layer].about.portability, self._differing(key)
+        outcome = result.layer(key.layer)
+        # Looking up installed packages is slow.
         known: dict[tuple[object, ...], Outlook] = {}
         for stored in entries:
             versions = stored.entry.details.versions
             about = (stored.entry.details.device, *sorted(versions.items()))
             if about not in known:
-                known[about] = portability.outlook(knows, versions, key.facts, self.stack.environment, differing)
+                known[about] = portability.outlook(declared, versions, key.facts, self.stack.environment, differing)
             outcome.outlooks[known[about]] += 1
             if known[about].hits is False:
                 outcome.cannot_hit += 1
@@ -386,10 +377,10 @@ class _Pull(NamedTuple):
 
 
 class RunStore(NamedTuple):
-    """A shared store of a run: pulled from before the command, and in the mode ``"rw"`` pushed to after it.
+    """A shared store of a run: pulled before the command, and in the mode ``"rw"`` pushed to after it.
 
-    ``trust`` says why it is trusted, and ``sign`` names an OpenSSH key for what is pushed. The pull and the push may
-    each take ``wait`` seconds, by default those of :data:`place.PATIENCE`.
+    ``trust`` says why it is trusted, and ``sign`` is an OpenSSH key for what is pushed. The pull and the push can each
+    take ``wait`` seconds, by default :data:`place.PATIENCE`.
     """
 
     source: str
@@ -409,21 +400,21 @@ def shared_around(
 ) -> Iterator[None]:
     """Pull into the caches of ``stack``, run the block, and, in the mode ``"rw"``, push what the store lacks.
 
-    ``notice`` gets a line for each layer of which entries were pulled or pushed, and for each thing that went wrong:
-    the block runs in any case. If the store is damaged, not trusted, too slow or cannot be reached, nothing is pulled
-    or pushed. Raises :class:`BadRequest` before the block for a wrong option, also a digest of another store.
-    ``besides`` are the keys, by layer, that are neither pulled nor pushed.
+    The block runs in any case. ``notice`` gets a line for each layer with pulled or pushed entries, and for each
+    problem. If the store is damaged, untrusted, too slow or cannot be reached, nothing is pulled or pushed. ``besides``
+    are keys, by layer, that are neither pulled nor pushed. Raises :class:`BadRequest` before the block for an invalid
+    option, including the digest of another store.
     """
     url, trust, mode, wait, sign = store
     if url == place.STREAM:
-        raise BadRequest("the standard streams are the command's; name a store")
+        raise BadRequest("the command uses the standard streams; name a store")
     writes, patience = mode == "rw", place.PATIENCE if wait is None else wait
 
     def say(transfer: Callable[..., Transfer], verb: str, failed: str) -> bool:
         try:
             outcome = transfer(layers=layers, besides=besides, deadline=time.monotonic() + patience)
         except Exception as error:
-            # Whatever a server answers, the command runs, but not with a wrong option.
+            # Whatever a server answers, the command runs; with an invalid option it does not.
             if verb == "pulled" and isinstance(error, (BadRequest, trusting.OtherDigest)):
                 raise BadRequest(str(error)) from error
             # The push will make the store.

@@ -1,7 +1,7 @@
-"""A store as one command sees it: what is listed, what is read of it on demand, and what is added to it.
+"""A store as one command sees it: what is listed, read on demand, and added.
 
-Packs are written first and the index part that lists them last: that acknowledges a push. A push that is killed leaves
-packs that nothing lists, which ``store gc`` removes.
+Packs are written first. The index part that lists them is written last and completes a push. A killed push leaves
+unlisted packs, which ``store gc`` removes.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from cachectl.layers.disk import atomic, handles, plain
 from cachectl.layers.disk.trust import shared_because
 from cachectl.transfer import Moved
 
-#: Seconds after which a long push writes an index part for what it has uploaded.
+#: Seconds after which a long push writes an index part for what it has uploaded so far.
 _CHECKPOINT = 600.0
-#: Seconds between the upload of a pack and that of its index part, after which the push fails: half of the time after
-#: which ``store gc`` removes packs that nothing lists.
+#: Seconds between the uploads of a pack and its index part, after which a push fails: half of the time after which
+#: ``store gc`` removes unlisted packs.
 _TOO_SLOW = 43200.0
-#: Bytes that the name of its pack, and an offset, add to the line of an entry.
+#: Bytes that the pack's name and the offset add to the line of an entry.
 _PLACE = 100
-#: Entries after which an index part is written, and those of a pack: half of what a reader takes.
+#: Entries after which an index part or a pack is full: half of what a reader accepts.
 _FULL_PART = wire.MOST_ENTRIES // 2
-#: The largest record of what was seen that is read, in bytes, and most vanished parts in it.
+#: The record of what was seen, its largest size in bytes, and the most removed parts in it.
 _SEEN = "seen.json"
 _LARGEST = 1 << 20
 _MOST_GONE = 2000
-#: Random bytes in a pack.
+#: How many random bytes a pack has.
 _SALT = 16
-#: How often something starts again because ``gc`` removed an index part or a pack that it was about to read.
+#: How often reading starts again because ``gc`` removed an index part or a pack meanwhile.
 _AGAIN = 100
 
 T = TypeVar("T")
@@ -58,11 +58,11 @@ def place_of(
     deadline: float | None = None,
     in_child: bool = False,
 ) -> place.StorePlace:
-    """Return the place of a path or a URL, to be read or written; ``force`` replaces a file that is not a bundle.
+    """Return the place of a path or a URL; ``force`` replaces a file that is not a bundle.
 
-    Nothing is made yet, but the server may be connected to, and a bundle is opened. What a network reaches, and
-    everything that has a ``deadline``, a moment of :func:`time.monotonic`, is reached by a child process, unless this
-    is that. Raises :class:`BadRequest`, :class:`TransferFailed`, and :class:`BadStore` for a file that is no bundle.
+    Nothing is made yet, but a server may be contacted, and a bundle is opened. Unless ``in_child``, a child process
+    accesses networks, and everything with a ``deadline`` (of :func:`time.monotonic`). Raises :class:`BadRequest`,
+    :class:`TransferFailed`, and :class:`BadStore` for a file that is not a bundle.
     """
     url = str(address)
     if not url:
@@ -79,7 +79,7 @@ def place_of(
     if place.is_url(url):
         return place.RemotePlace(url)
     path = environment.expand(url)
-    # A new name that ends in .zip means a bundle, too.
+    # A new name that ends in .zip is a bundle too.
     if url == place.STREAM or (not path.is_dir() if path.exists() else path.suffix == ".zip"):
         from cachectl.exchange.bundle import BundlePlace
 
@@ -87,16 +87,13 @@ def place_of(
     return place.FolderPlace(path)
 
 
-# ---------------------------------------------------------------------- what this machine remembers
-
-
 class StoreMemory:
-    """What this machine remembers of the store at an address: files of its index, and how new the newest one was.
+    """What this machine remembers of the store at an address: files of its index, and its newest trusted parts.
 
-    Everything is kept in the user's state folder, and only where no other user can write; failures to read or write are
-    ignored. Index parts and key documents are held against the digest in their names when they are read again. By the
-    newest parts that were trusted, and those that have vanished since, an older state of a store is recognised. Nothing
-    is remembered without an address.
+    Everything is kept in the user's state folder, if no other user can write there; failures to read or write are
+    ignored. Index parts and key documents are checked against the digests in their names when read again. The newest
+    trusted parts, and parts that were removed since, reveal an older state of a store. Without an address nothing is
+    remembered.
     """
 
     def __init__(self, environment: Environment, address: str | None) -> None:
@@ -104,21 +101,21 @@ class StoreMemory:
         full = address if address is None or place.is_url(address) else f"{platform.node()}:{address}"
         name = hashlib.sha256((full or "").encode(errors="replace")).hexdigest()[:32]
         self._folder = None if full is None else user_state_folder(environment) / "stores" / name
-        #: What is kept by :meth:`save`, by name.
+        #: What :meth:`save` will write, by name.
         self.new: dict[str, bytes] = {}
         self._before: list[str] = []
 
     def look(self) -> None:
-        """Note what is kept now, before the store is listed: what it does not list then was removed from it.
+        """Note what is kept before the store is listed: parts that the list then lacks were removed from the store.
 
-        What another process adds later may be newer than the listing.
+        Parts that another process adds later may be newer than the list.
         """
         with contextlib.suppress(OSError), self._opened() as folder, os.scandir(folder) as files:
             names = (file.name for file in files if file.is_file(follow_symlinks=False))
             self._before = sorted(name for name in names if wire.is_name(wire.INDEX + name))
 
     def read(self, name: str, most: int) -> bytes:
-        """Return the bytes that were kept, which may have been changed since; none if there are none."""
+        """Return the kept bytes, which are not checked; empty if there are none."""
         if name in self.new:
             return self.new[name]
         with contextlib.suppress(OSError), self._opened() as folder:
@@ -126,7 +123,7 @@ class StoreMemory:
         return b""
 
     def seen(self) -> tuple[Sequence[str], list[str]]:
-        """Return the newest trusted parts, which were made in one second, and those that were read and removed."""
+        """Return the newest trusted parts, made within one second, and those that were read and then removed."""
         try:
             *_, newest, removed = wire.parsed(self.read(_SEEN, _LARGEST))
             return wire.sort_names([wire.INDEX + name for name in newest])[0], list(map(str, removed))
@@ -134,20 +131,20 @@ class StoreMemory:
             return (), []
 
     def save(self, listed: Collection[str], trusted: Collection[str] = (), *, afresh: bool = False) -> None:
-        """Write what is new, and remove the index parts and keys that are not listed any more.
+        """Write what is new, and remove index parts and keys that are no longer listed.
 
-        The newest of the ``trusted`` parts are remembered, unless newer ones are; ``afresh`` forgets what was before.
+        The newest ``trusted`` parts are remembered, unless newer ones are; ``afresh`` forgets older memory.
         """
         with contextlib.suppress(OSError), self._opened(make=bool(self.new or trusted)) as folder:
-            # Another process may have seen newer ones meanwhile.
+            # Another process may have seen newer parts meanwhile.
             parts, removed = ((), []) if afresh else self.seen()
             for name in self._before:
                 if name not in listed and name not in self.new:
                     atomic.remove_file(name, folder)
                     removed.append(name)
-            listed_parts = {*parts, *trusted}
-            latest = max(map(wire.made_of, listed_parts), default=0)
-            newest = sorted(name for name in listed_parts if wire.made_of(name) == latest)
+            candidates = {*parts, *trusted}
+            latest = max(map(wire.made_of, candidates), default=0)
+            newest = sorted(name for name in candidates if wire.made_of(name) == latest)
             memory = encode_json((latest, newest, list(dict.fromkeys(removed))[-_MOST_GONE:]))
             if memory != self.read(_SEEN, _LARGEST):
                 self.new[_SEEN] = memory
@@ -168,15 +165,12 @@ class StoreMemory:
             yield folder
 
 
-# ---------------------------------------------------------------------- the store
-
-
 class StoreCollection:
-    """A store as a collection: ``parts`` and ``files`` of its index as they were listed, the oldest part first.
+    """A store as a collection: ``parts`` and ``files`` of its index as listed, the oldest part first.
 
-    If there is a list of ``allowed`` signers, one of these must have signed a part. Index files that were read before
-    come from ``memory``, which is written when it is saved. What is added is signed with ``key``, and complete after
-    :meth:`finish`. After ``deadline`` nothing is read that was downloaded.
+    With a list of ``allowed`` signers, a part must be signed by one of them. Index files that were read before come
+    from ``memory``. What is added is signed with ``key``, and complete after :meth:`finish`. After ``deadline`` no
+    downloaded entry is read.
     """
 
     def __init__(
@@ -191,9 +185,9 @@ class StoreCollection:
         self.place = place
         self.environment = environment
         self.memory = StoreMemory(environment, None if place.is_bundle else place.shown)
-        #: Bytes of packs that were read, and of all files that were written.
+        #: Bytes read in packs, and bytes written in all files.
         self.fetched = self.written = 0
-        #: Index parts that were removed before: they are excluded if they come back.
+        #: Index parts that were removed earlier, and are not used if they reappear.
         self.gone: Sequence[str] = ()
         self._allowed = allowed
         self._key = key
@@ -211,25 +205,24 @@ class StoreCollection:
         self.memory.look()
         with self._naming(self.place.shown):
             self.parts, self.files = wire.sort_names(self.place.names("index"))
-        #: The parts whose entries may be used, with their signers, and those that may not, each with the reason.
+        #: The parts whose entries may be used, with their signers, and the others, with the reasons.
         self.trusted: dict[str, str | None] = {}
         self.left_out: dict[str, str] = {}
         return self.files != before
 
     def settled(self, work: Callable[[], T], *, attempts: int = _AGAIN) -> T:
-        """Return the result of some reading, which is done again if ``gc`` has removed something meanwhile."""
+        """Return the result of ``work``, which is repeated if ``gc`` removed something meanwhile."""
         for _ in range(attempts):
             try:
                 return work()
             except place.Gone:  # noqa: PERF203
                 if not self.refresh():
                     raise
-        message = f"cannot read {self.place.shown}: its index changes all the time; try again"
-        raise place.TransferFailed(message)
+        raise place.TransferFailed(f"cannot read {self.place.shown}: its index keeps changing; try again")
 
     @property
     def digest(self) -> str:
-        """Return what pins the content: the SHA-256 of a bundle, else of the sorted names of the index parts."""
+        """Return what pins the content: the SHA-256 of a bundle, or of the sorted names of the index parts."""
         return self.place.digest() or wire.digest_of(self.parts)
 
     def require_store(self) -> None:
@@ -238,16 +231,16 @@ class StoreCollection:
             raise place.Missing(f"{self.place.shown}: there is no store; cachectl push {self.place.shown} makes one")
 
     def portability_keys(self) -> list[wire.StoreKey]:
-        """Return the portability keys of which there are parts, by layer. Raises :class:`BadStore`."""
+        """Return the portability keys of all parts, by layer. Raises :class:`BadStore`."""
         names = dict.fromkeys(map(wire.key_of, self.parts))
         return sorted(map(self.key, names), key=lambda key: key.layer)
 
     def key(self, name: str) -> wire.StoreKey:
-        """Return the portability key of a name of 16 digits. Raises :class:`BadStore`."""
+        """Return the portability key with a name of 16 digits. Raises :class:`BadStore`."""
         return self._read(f"key-{name}", wire.LARGEST_KEY, partial(wire.parse_key, name))
 
     def part(self, name: str) -> wire.Part:
-        """Return an index part. It is parsed, and kept by this machine, only if it is trusted.
+        """Return an index part, which is parsed and remembered only if it is trusted.
 
         Raises :class:`Untrusted` with the reason, :class:`BadStore`, and :class:`Gone` if it was removed meanwhile.
         """
@@ -264,7 +257,7 @@ class StoreCollection:
     def usable(self, name: str) -> wire.Part | None:
         """Return an index part; ``None``, with the reason in ``left_out``, if its entries may not be used."""
         if name in self.gone:
-            self.left_out[name] = "it was removed from the store before, and has come back"
+            self.left_out[name] = "it was removed from the store earlier, and has reappeared"
         if name in self.left_out:
             return None
         try:
@@ -276,7 +269,7 @@ class StoreCollection:
         return part
 
     def _read(self, file: str, most: int, parse: Callable[[bytes], T]) -> T:
-        """Return what is in a file of the index: one that this machine keeps, or that of the store."""
+        """Return the content of a file of the index, as this machine remembers it, or as it is in the store."""
         with contextlib.suppress(place.BadStore):
             if file not in self._parsed:
                 self._parsed[file] = parse(self.memory.read(file, most))
@@ -290,7 +283,7 @@ class StoreCollection:
 
     @contextlib.contextmanager
     def _naming(self, name: str) -> Iterator[None]:
-        """Say in an error what is damaged."""
+        """Add the name of what is damaged to an error."""
         try:
             yield
         except place.BadStore as error:
@@ -299,7 +292,7 @@ class StoreCollection:
             raise place.BadStore(f"{name}: {error}") from error
 
     def entries(self, key: wire.StoreKey, selection: Selection, _: Moved | None = None) -> Iterator[wire.StoredEntry]:
-        """Yield the selected entries in the parts of a portability key that may be used, the newest part first."""
+        """Yield the selected entries in the usable parts of a portability key, the newest part first."""
         for name in reversed(self.parts):
             if wire.key_of(name) == key.name and (part := self.usable(name)) is not None:
                 yield from (stored for stored in part.entries if selection.matches(stored.entry))
@@ -309,9 +302,9 @@ class StoreCollection:
         return self.settled(lambda: {item.key for item in self.entries(key, ALL)})
 
     def contents(self, items: Iterable[wire.StoredEntry]) -> Iterator[tuple[wire.StoredEntry, Artifact]]:
-        """Yield the verified artifacts of entries, with one request for each pack, in the order of their places in it.
+        """Yield entries with their verified artifacts, with one request per pack, in the order of their offsets.
 
-        Raises :class:`BadStore` for anything that is not what the index says, and :class:`Gone` if it is missing.
+        Raises :class:`BadStore` if anything differs from the index, and :class:`Gone` if a pack is missing.
         """
         groups: dict[wire.Pack, list[wire.StoredEntry]] = {}
         for item in items:
@@ -325,9 +318,9 @@ class StoreCollection:
                 yield from unpacked
 
     def download(self, items: Iterable[wire.StoredEntry], file: BinaryIO, folder: Path) -> list[wire.StoredEntry]:
-        """Download and verify entries into an open file of a folder; return them with the offsets that they have there.
+        """Download and verify entries into an open file of a folder; return them with their offsets there.
 
-        They are read out of that file then.
+        From then on, :meth:`read` reads that file.
         """
         from cachectl.exchange import bundle
 
@@ -373,11 +366,11 @@ class StoreCollection:
         pack: list[tuple[wire.StoredEntry, bytes]] = []
         size = lines = 0
         for entry, artifact in contents:
-            # When a bundle's entry was stored does not change its bytes.
+            # The bytes of a bundle must not depend on when its entries were stored.
             item = wire.stored_entry(entry, artifact, with_time=not self.place.is_bundle)
-            # One such entry would keep all others from being read.
+            # Readers would reject all other entries with it.
             if (unfit := wire.complaint(item)) is not None:
-                outcome.failed.append(Note(item.key, f"does not fit into a store: {unfit}"))
+                outcome.failed.append(Note(item.key, f"cannot be stored: it has {unfit}"))
                 continue
             length = _PLACE + len(wire.canonical(wire.line_of(item)))
             if item.entry.bytes >= wire.LARGE:
@@ -393,7 +386,7 @@ class StoreCollection:
 
     def _write_pack(self, entries: list[tuple[wire.StoredEntry, bytes]]) -> Iterator[wire.StoredEntry]:
         content = b"".join(data for _, data in entries)
-        # No other push makes a pack of that name, so that gc cannot remove what another push relies on.
+        # A name that no other push produces, so that gc cannot remove a pack on which another push relies.
         file = wire.file_of(content, b"" if self.place.is_bundle else os.urandom(_SALT))
         name = wire.PACKS + hashlib.sha256(file).hexdigest()
         self._put(name, file)
@@ -405,11 +398,11 @@ class StoreCollection:
     def _write_part(self, key: wire.StoreKey, items: list[wire.StoredEntry], began: float) -> None:
         now = self.environment.clock()
         if now - began > _TOO_SLOW:
-            message = f"cannot push to {self.place.shown}: it took longer than half a day; push fewer layers at once"
+            message = f"cannot push to {self.place.shown}: it took more than half a day; push fewer layers at once"
             raise place.TransferFailed(message)
         if f"key-{key.name}" not in self.files:
             self._put(f"{wire.INDEX}key-{key.name}", key.to_bytes())
-        # The bytes of a bundle do not depend on the clock, so its parts are numbered.
+        # The bytes of a bundle must not depend on the clock, so its parts are numbered.
         made = 1 + max(map(wire.made_of, self.parts), default=-1) if self.place.is_bundle else int(now)
         text = wire.part_of(made, key, items)
         file = wire.file_of(text, b"" if self._key is None else trust.sign(text, self._key))

@@ -1,7 +1,7 @@
 """Why a store is trusted: OpenSSH signatures, made and verified by ``ssh-keygen -Y``, a digest, or the user's word.
 
-The list of signers has the format of ALLOWED SIGNERS in ssh-keygen(1), so git's own list can be used. Signatures are
-for the namespace ``cachectl-store`` only: a signature of a mail or a commit is not accepted.
+The list of signers has the format of ALLOWED SIGNERS in ssh-keygen(1), so git's list can be used. Signatures are in the
+namespace ``cachectl-store``: a signature of an email or a commit is not accepted.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ UNTRUSTED = "stores contain executable code; pass --allowed-signers FILE, --dige
 
 
 class Untrusted(CachectlError):
-    """Nothing shows that something can be trusted."""
+    """Nothing shows that this can be trusted."""
 
 
 class OtherDigest(Untrusted):
-    """A store has another digest than the one that was given."""
+    """A store does not have the given digest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +39,9 @@ class Trust:
     """The reason to trust a store: exactly one of three.
 
     :param allowed_signers: a file of signers, in the format of ssh-keygen(1)
-    :param digest: the digest of a bundle's file, or of the index of another store
+    :param digest: the SHA-256 of a bundle's file, or of the index of another store
     :param trust: the user's word
-    :raises BadRequest: for none or several, and for a digest that is none
+    :raises BadRequest: for no reason or several, and for an invalid digest
     """
 
     allowed_signers: str | None = None
@@ -52,12 +52,11 @@ class Trust:
         if (self.allowed_signers is not None) + (self.digest is not None) + self.trust != 1:
             raise BadRequest(UNTRUSTED)
         if self.digest is not None and not re.fullmatch("[0-9a-fA-F]{64}", self.digest):
-            message = f"{printable(self.digest)[:80]!r} is not a SHA-256 of 64 hexadecimal digits"
-            raise BadRequest(message)
+            raise BadRequest(f"{printable(self.digest)[:80]!r} is not a SHA-256 of 64 hexadecimal digits")
 
 
 def sign(text: bytes, key: str) -> bytes:
-    """Return the signature of a text by a private key, or by a public key whose private one an agent holds.
+    """Return the signature of a text by a private key, or by a public key whose private key an agent holds.
 
     Raises :class:`BadRequest` if the key cannot sign.
     """
@@ -65,7 +64,7 @@ def sign(text: bytes, key: str) -> bytes:
 
 
 def _public_key(key: str) -> str:
-    """Return the public key of a key that :func:`sign` takes."""
+    """Return the public key of a key for :func:`sign`."""
     for path in (key, f"{key}.pub"):
         with suppress(OSError, UnicodeError):
             if path.endswith(".pub"):
@@ -74,9 +73,9 @@ def _public_key(key: str) -> str:
 
 
 def _with_key(what: str, key: str, arguments: tuple[str, ...], text: bytes) -> bytes:
-    """Return what ssh-keygen does with a key. Raises :class:`BadRequest`."""
+    """Return the output of ssh-keygen for a key. Raises :class:`BadRequest`."""
     shown = printable(key)
-    # With the public half only, an agent may hold the other.
+    # If there is only the public key, an agent may hold the private one.
     if not os.path.lexists(key) and not os.path.lexists(f"{key}.pub"):
         message = f"{shown}: this key does not exist; ssh-keygen -t ed25519 -f {quote(key)} makes one"
         raise BadRequest(message)
@@ -89,11 +88,11 @@ def _with_key(what: str, key: str, arguments: tuple[str, ...], text: bytes) -> b
 
 
 def signer(environment: Environment, allowed: str, text: bytes, signature: bytes) -> str:
-    """Return which signer of a list has signed a text.
+    """Return which signer in a list has signed a text.
 
-    A line of the list may name its signers by a pattern, which is then returned: the signature does not show more. A
-    negated pattern (``!eve@x``) names nobody. Raises :class:`Untrusted` if no allowed signer has signed, and
-    :class:`BadStore` for a signature of something else.
+    If a line of the list names its signers by a pattern, that is returned: the signature does not show more. A negated
+    pattern (``!eve@x``) names nobody. Raises :class:`Untrusted` if no allowed signer has signed, and :class:`BadStore`
+    for a signature of other content.
     """
     if not signature:
         raise Untrusted("not signed")
@@ -108,13 +107,13 @@ def signer(environment: Environment, allowed: str, text: bytes, signature: bytes
             if not name.startswith("!") and _run(verify, text).returncode == 0:
                 return name
         if _run(("-Y", "check-novalidate", "-n", NAMESPACE, "-s", file), text).returncode:
-            raise BadStore("its signature is not of this content: it was changed")
+            raise BadStore("its signature is for other content, so it was changed")
     raise Untrusted(f"signed by nobody in {printable(allowed)}")
 
 
 @contextmanager
 def allowed_list(environment: Environment, key: str | None, allowed: str | None) -> Iterator[str | None]:
-    """Yield a list of signers, if there is one, which the signer who has a key is added to; ``None`` without both."""
+    """Yield a list of signers, to which the owner of a key is added; ``None`` without both."""
     if allowed is not None and not Path(allowed).is_file():
         raise Untrusted(f"{printable(allowed)}: this list of allowed signers does not exist")
     if key is None:
@@ -123,7 +122,7 @@ def allowed_list(environment: Environment, key: str | None, allowed: str | None)
     signers = b"" if allowed is None else Path(allowed).read_bytes()
     with temporary_folder(environment) as folder:
         both = folder / "signers"
-        # ssh-keygen stops at the first line with the key.
+        # First, because ssh-keygen stops at the first line with the key.
         both.write_bytes(b"me %s\n%s\n" % (_public_key(key).encode(), signers))
         yield str(both)
 
@@ -132,8 +131,8 @@ def _run(arguments: tuple[str, ...], text: bytes) -> subprocess.CompletedProcess
     try:
         outcome = subprocess.run((_COMMAND, *arguments), input=text, capture_output=True, check=False)  # noqa: S603
     except FileNotFoundError as error:
-        raise CachectlError("signatures need ssh-keygen of OpenSSH; install its client") from error
-    # As in containers with numbers for users. It refuses everything then, which is nothing about the signature.
+        raise CachectlError("signatures need ssh-keygen; install the OpenSSH client") from error
+    # In a container whose user has no account, it refuses everything, which says nothing about the signature.
     if outcome.stderr.startswith(b"No user exists"):
         said = printable(outcome.stderr.decode(errors="replace").strip())
         raise CachectlError(f"signatures need an account ({said}): add one to /etc/passwd, or pull with --digest")

@@ -1,8 +1,8 @@
 """The format of a store: its names, key documents, index parts and packs.
 
 An index part lists what one push added for one portability key, and a pack holds the bytes of entries; a large entry
-has a pack of its own. Both are a skippable frame of zstd, with the OpenSSH signature of a part or random bytes that
-make the name of a pack new, and a frame with the content. Each is held against the SHA-256 in its name and unpacked to
+has a separate pack. Both consist of a skippable zstd frame, with the OpenSSH signature of a part or random bytes that
+make a pack's name unique, and a frame with the content. Each is checked against the SHA-256 in its name and unpacked to
 at most the announced size; a part is parsed only after it is trusted.
 """
 
@@ -35,24 +35,24 @@ SCHEMA = "cachectl/store-index/1"
 KEY_SCHEMA = "cachectl/store-key/1"
 #: Bytes of entries after which a pack is full.
 FULL_PACK = 4 << 20
-#: Entries of at least this many bytes have a pack of their own, so that no other entry is read with them.
+#: Entries of at least this many bytes have a separate pack, so that they are not read with other entries.
 LARGE = 256 << 10
-#: Entries of one index part, and bytes of its lines, after which a writer begins another one.
+#: The most entries of one index part, and bytes of its lines after which a writer begins another one.
 MOST_ENTRIES = 12_000
 FULL_PART = 8 << 20
-#: Bytes of the text of an index part, and of one line in it, that a reader takes.
+#: The most bytes of the text of an index part, and of one line in it, that a reader accepts.
 _LARGEST_PART = 32 << 20
 _LONGEST_LINE = 1 << 20
-#: Characters of all texts of one entry, so that its line is not too long.
+#: The most characters of all texts of one entry, which limits its line.
 _MOST_TEXT = 1 << 16
-#: Bytes of a key document.
+#: The most bytes of a key document.
 LARGEST_KEY = 64 << 10
 _LATEST = 253402300799
 #: A frame that decompressors skip (RFC 8878, 3.1.2), with its length.
 _SKIPPABLE = 0x184D2A50
 _FRAME = struct.Struct("<II")
 _LEVEL = 3
-#: Bytes that are unpacked at once.
+#: How many bytes are unpacked at once.
 _CHUNK = 1 << 20
 
 _NAME = regex("index/(0|[1-9][0-9]{0,11})-[0-9a-f]{16}-[0-9a-f]{64}|index/key-[0-9a-f]{16}|packs/[0-9a-f]{64}")
@@ -60,19 +60,19 @@ _DIGEST = regex("[0-9a-f]{64}")
 #: The registry's pattern of layer names.
 _LAYER = regex("[A-Za-z0-9][A-Za-z0-9._-]*")
 _BOMB = "more content than announced: a decompression bomb"
-_CHANGED = "another content than its name says: it was changed"
+_CHANGED = "content that does not match its name: it was changed"
 
 
 # ---------------------------------------------------------------------- names
 
 
 def is_name(name: str) -> bool:
-    """Return whether a name is one that a store has."""
+    """Return whether a name is valid in a store."""
     return _NAME.fullmatch(name) is not None
 
 
 def made_of(part: str) -> int:
-    """Return when an index part was made, in epoch seconds, by its name ``MADE-KEY-SHA256``."""
+    """Return when an index part was made, in epoch seconds, from its name ``MADE-KEY-SHA256``."""
     return int(part.partition("-")[0])
 
 
@@ -82,7 +82,7 @@ def key_of(part: str) -> str:
 
 
 def sort_names(listed: Collection[str]) -> tuple[tuple[str, ...], frozenset[str]]:
-    """Return the index parts among what was listed under ``index/``, the oldest first, and the names of all its files.
+    """Return the index parts in a listing of ``index/``, the oldest first, and the names of all index files.
 
     Raises :class:`BadStore` for more names than a store can have.
     """
@@ -93,14 +93,14 @@ def sort_names(listed: Collection[str]) -> tuple[tuple[str, ...], frozenset[str]
 
 
 def digest_of(parts: Iterable[str]) -> str:
-    """Return the SHA-256 of the sorted names of index parts, joined by newlines: it pins the content of a store."""
+    """Return the SHA-256 of the sorted names of index parts, joined by newlines, which pins the content of a store."""
     return _sha256("\n".join(sorted(parts)).encode())
 
 
 # ---------------------------------------------------------------------- entries
 
 
-#: Members of the line of an entry: of the entry, of its details, and of its place besides the name of its pack.
+#: Members of the line of an entry: of the entry, of its details, and of its location without the name of the pack.
 _ENTRY = ("key", "bytes", "modified")
 _DETAILS = ("kernels", "device", "versions", "detail")
 _PLACE = ("form", "sha256", "offset")
@@ -108,7 +108,7 @@ _NOWHERE = Path()
 
 
 class Pack(NamedTuple):
-    """The file of a pack: its name, empty before it is written, and the bytes of the file and of its content."""
+    """A pack: its name, empty before it is written, and the sizes in bytes of its file and its content."""
 
     name: str = ""
     packed: int = 0
@@ -118,7 +118,7 @@ class Pack(NamedTuple):
 class StoredEntry(NamedTuple):
     """An entry of a store, which has no root: its ``bytes`` are those of its artifact.
 
-    ``form`` and ``sha256`` are those of the artifact, which lies at an offset of the content of a pack.
+    ``form`` and ``sha256`` are those of the artifact, which is at ``offset`` in the content of a pack.
     """
 
     entry: Entry
@@ -138,16 +138,16 @@ class StoredEntry(NamedTuple):
 
 
 def line_of(stored: StoredEntry) -> dict[str, object]:
-    """Return what the line of an entry in an index part says."""
+    """Return the content of an entry's line in an index part."""
     parts = ((stored.entry, _ENTRY), (stored.entry.details, _DETAILS), (stored, _PLACE))
     line = {name: getattr(part, name) for part, names in parts for name in names}
     return line | {"pack": stored.pack.name.removeprefix(PACKS)}
 
 
 def stored_entry(entry: Entry, artifact: Artifact, *, with_time: bool = True) -> StoredEntry:
-    """Return an entry that was read as an entry of a store, where it has no place yet.
+    """Return an entry as an entry of a store, without a location there.
 
-    ``modified`` is the time of its last change where it was pushed, in whole seconds.
+    ``modified`` is the time of its last change in the source, in whole seconds.
     """
     modified = int(entry.modified) if with_time and entry.modified is not None and entry.modified >= 0 else None
     details = entry.details._replace(versions=dict(entry.details.versions), detail=dict(artifact.detail))
@@ -156,7 +156,7 @@ def stored_entry(entry: Entry, artifact: Artifact, *, with_time: bool = True) ->
 
 
 def complaint(stored: StoredEntry) -> str | None:
-    """Return why no reader would accept this entry; ``None`` if readers accept it."""
+    """Return what keeps readers from accepting this entry; ``None`` if they accept it."""
     entry, details, most = stored.entry, stored.entry.details, _most_packed(LARGEST_ENTRY)
     numbers: dict[str, tuple[object, int]] = {
         "bytes": (entry.bytes, LARGEST_ENTRY),
@@ -172,10 +172,10 @@ def complaint(stored: StoredEntry) -> str | None:
     texts = [entry.key, stored.form, stored.sha256, *device, *(details.kernels or ())]
     for table in (details.detail, details.versions):
         if not isinstance(table, dict) or len(table) > MOST_DETAILS:
-            return "a value that should be a table of few details and is not"
+            return "a value that is not a table of few details"
         texts += [*table, *table.values()]
     if not all(isinstance(text, str) for text in texts) or sum(map(len, texts)) > _MOST_TEXT:
-        return "a value that should be a text of bounded length and is not"
+        return "a value that is not a text of limited length"
     if not _DIGEST.fullmatch(stored.sha256):
         return "an invalid checksum"
     wrong = key_complaint(entry.key)
@@ -193,12 +193,12 @@ def canonical(value: object) -> bytes:
 
 
 def parsed(document: bytes) -> Any:  # noqa: ANN401 - what the document says
-    """Read a document of a store, in which numbers are whole. Raises :class:`ValueError` for others, such as NaN."""
+    """Parse a document of a store, with integers only. Raises :class:`ValueError` for other numbers, such as NaN."""
     return json.loads(document, parse_float=int, parse_constant=int)
 
 
 class StoreKey(NamedTuple):
-    """A layer and the facts of a place that decide whether its entries can be hit elsewhere; none for a layer here."""
+    """A layer and the facts that decide whether its entries can be hit elsewhere; there are none for a layer here."""
 
     layer: str
     facts: Facts = types.MappingProxyType({})
@@ -215,7 +215,7 @@ class StoreKey(NamedTuple):
 
 @contextmanager
 def _parsing(name: str) -> Iterator[None]:
-    """Turn the errors of reading what somebody else wrote into one line."""
+    """Turn the errors of parsing foreign content into one line."""
     try:
         yield
     except place.BadStore:
@@ -225,7 +225,7 @@ def _parsing(name: str) -> Iterator[None]:
 
 
 def parse_key(name: str, document: bytes) -> StoreKey:
-    """Read the key document of a portability key of a name. Raises :class:`BadStore`."""
+    """Parse the key document of the portability key with a name. Raises :class:`BadStore`."""
     shown = f"key-{name}"
     _require(shown, _sha256(document)[:16] == name, _CHANGED)
     with _parsing(shown):
@@ -238,10 +238,7 @@ def parse_key(name: str, document: bytes) -> StoreKey:
 
 
 class Part(NamedTuple):
-    """The content of an index part.
-
-    ``signer`` is who signed it, as the list that allows it says; ``None`` without a list.
-    """
+    """The content of an index part; ``signer`` is its signer in the list of allowed ones, ``None`` without a list."""
 
     key: StoreKey
     entries: Sequence[StoredEntry]
@@ -255,7 +252,7 @@ class Part(NamedTuple):
 
 
 def part_of(made: int, key: StoreKey, entries: Sequence[StoredEntry]) -> bytes:
-    """Return the text of an index part, which is signed."""
+    """Return the text of an index part, to be signed."""
     files = (stored.pack for stored in entries)
     packs = {pack.name.removeprefix(PACKS): (pack.packed, pack.unpacked) for pack in files}
     head = {"schema": SCHEMA, "made": made, "layer": key.layer, "facts": dict(key.facts), "packs": packs}
@@ -263,7 +260,7 @@ def part_of(made: int, key: StoreKey, entries: Sequence[StoredEntry]) -> bytes:
 
 
 def parse_part(name: str, text: bytes) -> Part:
-    """Read the text of a trusted index part of a name. Raises :class:`BadStore`."""
+    """Parse the text of the trusted index part with a name. Raises :class:`BadStore`."""
     _require(name, text.count(b"\n") <= MOST_ENTRIES + 1, "too many entries")
     lines = text.split(b"\n")
     _require(name, max(map(len, lines)) <= _LONGEST_LINE, "a line that is too long")
@@ -272,7 +269,7 @@ def parse_part(name: str, text: bytes) -> Part:
     with _parsing(name):
         head = parsed(lines[0] if lines else b"")
         _require(name, head["schema"] == SCHEMA, "an unknown schema; a newer cachectl may read it")
-        _require(name, head["made"] == made_of(name), "another time than its name says")
+        _require(name, head["made"] == made_of(name), "a time that does not match its name")
         key = parse_key(key_of(name), StoreKey(head["layer"], head["facts"]).to_bytes())
         for line in map(parsed, lines[1:]):
             sha256, kernels = line.pop("pack"), line["kernels"]
@@ -296,15 +293,15 @@ def parse_part(name: str, text: bytes) -> Part:
 
 
 def file_of(content: bytes, label: bytes = b"") -> bytes:
-    """Return the file of an index part with a signature as its label, or of a pack with random bytes."""
+    """Return the file of an index part, with a signature as its label, or of a pack, with random bytes."""
     frame: bytes = _zstd().compress(content, _LEVEL)
     return _FRAME.pack(_SKIPPABLE, len(label)) + label + frame
 
 
 def open_part(name: str, file: bytes) -> tuple[bytes, bytes]:
-    """Return the signed text in the file of an index part, and its signature, empty if there is none.
+    """Return the signed text of an index part's file, and its signature, which may be empty.
 
-    Raises :class:`BadStore` if the file is not the one that the name says.
+    Raises :class:`BadStore` if the file does not match the name.
     """
     label, content = _opened(name, file)
     text = _taken(name, content, 0, _LARGEST_PART)
@@ -313,9 +310,9 @@ def open_part(name: str, file: bytes) -> tuple[bytes, bytes]:
 
 
 def open_pack(entries: Sequence[StoredEntry], file: bytes) -> Iterator[tuple[StoredEntry, Artifact]]:
-    """Yield entries with their artifacts out of the file of a pack, in which all of them lie, unpacked one at a time.
+    """Yield entries with their artifacts from the file of their pack, unpacking one at a time.
 
-    Raises :class:`BadStore` if the file is another, if entries overlap, and for one with another SHA-256.
+    Raises :class:`BadStore` if the file does not match its name, if entries overlap, and for a wrong SHA-256.
     """
     pack = entries[0].pack.name
     _, content = _opened(pack, file)
@@ -329,15 +326,15 @@ def open_pack(entries: Sequence[StoredEntry], file: bytes) -> Iterator[tuple[Sto
         data = _taken(pack, content, offset, size)
         for stored in listed:
             fit = len(data) == size and _sha256(data) == stored.sha256
-            _require(pack, fit, f"another content for {stored.entry.layer} {stored.key} than the index says")
+            _require(pack, fit, f"content for {stored.entry.layer} {stored.key} that does not match the index")
             yield stored, stored.artifact(data)
-        # Before the next one is unpacked.
+        # Before the next entry is unpacked.
         del data
     _require(pack, not _taken(pack, content, entries[0].pack.unpacked, 1), _BOMB)
 
 
 def _opened(name: str, file: bytes) -> tuple[bytes, BinaryIO]:
-    """Return the label of a file, and its content, which is unpacked as it is read. Raises :class:`BadStore`."""
+    """Return the label of a file, and its content, which is unpacked when read. Raises :class:`BadStore`."""
     _require(name, _sha256(file) == name[-64:], _CHANGED)
     _require(name, len(file) >= _FRAME.size, "too few bytes")
     magic, length = _FRAME.unpack_from(file)
@@ -349,8 +346,8 @@ def _opened(name: str, file: bytes) -> tuple[bytes, BinaryIO]:
 
 
 def _taken(name: str, content: BinaryIO, offset: int, size: int) -> bytes:
-    """Return bytes of a content that were not read before; less than ``size`` at its end. Raises :class:`BadStore`."""
-    # Pieces that are joined at the end would be in memory twice.
+    """Return the bytes at an offset, fewer than ``size`` at the end. Raises :class:`BadStore`."""
+    # Joining pieces at the end would need twice the memory.
     data = io.BytesIO()
     try:
         content.seek(offset)
@@ -362,7 +359,7 @@ def _taken(name: str, content: BinaryIO, offset: int, size: int) -> bytes:
 
 
 def _most_packed(size: int) -> int:
-    # Compressed, incompressible bytes grow by some bytes in each block of 128 KiB.
+    # Incompressible bytes grow by a few bytes per block of 128 KiB.
     return size + size // 256 + 4096
 
 

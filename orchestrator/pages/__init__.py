@@ -1,8 +1,8 @@
-"""One self-contained HTML page: markup, style, script and data in one file, which requests nothing.
+"""Self-contained HTML pages: markup, style, script and data in one file, which loads nothing else.
 
-The files of a page lie in this folder: ``NAME.html``, ``NAME.css`` and ``NAME.js``, and ``shared.css`` and
-``shared.js`` for all pages. The policy of a page allows exactly its own style and script, by their hashes. So the
-browser runs nothing that a name in the data could bring in, and connects to nothing.
+The sources of a page are in this folder: ``NAME.html``, ``NAME.css`` and ``NAME.js``, and ``shared.css`` and
+``shared.js`` for all pages. The Content Security Policy of a page allows exactly its own style and script, by their
+hashes: the browser runs nothing that a name in the data could inject, and connects to nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from cachectl import __version__
 from cachectl.layers.base.documents import encode_json
 from cachectl.show.output_files import Kind
 
-#: How each page begins: a page that cachectl wrote may be replaced by another.
+#: The beginning of each page, by which cachectl recognizes pages that it may replace.
 BEGINNING = """\
 <!doctype html>
 <html lang="en">
@@ -41,20 +41,20 @@ _PAGE = (
 
 
 def numbered() -> defaultdict[str, int]:
-    """Return the numbers of texts that repeat in the data of a page: a new text gets the next number."""
+    """Return the numbers of repeated texts in the data of a page: a new text gets the next number."""
     words: defaultdict[str, int] = defaultdict()
     words.default_factory = words.__len__
     return words
 
 
 def build_page(name: str, title: str, data: object) -> bytes:
-    """Return the page of the files ``name``; its script reads ``data`` as JSON.
+    """Return the page of the sources ``name``; its script reads ``data`` as JSON.
 
     ``title`` is constant text. Raises :class:`ValueError` for a number that JSON does not have.
     """
     style = _read("shared.css") + _read(f"{name}.css")
     script = _read("shared.js") + _read(f"{name}.js")
-    # An icon without content stops the browser from asking a server for one.
+    # An empty icon keeps the browser from requesting one from a server.
     policy = (
         f"default-src 'none'; style-src '{_hash_of(style)}'; script-src '{_hash_of(script)}'; img-src data:; "
         "base-uri 'none'; form-action 'none'"
@@ -72,10 +72,10 @@ def build_page(name: str, title: str, data: object) -> bytes:
 
 
 def embeddable(data: object) -> str:
-    """Return JSON that can stand in a script element, whatever its texts contain.
+    """Return JSON that is safe in a script element, whatever its texts contain.
 
-    Only ``<`` can end the element or begin a comment in it. All that is not ASCII is escaped too, undecodable bytes of
-    file names among it.
+    Only ``<`` can end the element or begin a comment in it. Non-ASCII characters are escaped too, including undecodable
+    bytes of file names.
     """
     return encode_json(data, separators=(",", ":")).decode().replace("<", "\\u003c")
 

@@ -1,4 +1,4 @@
-"""The page of ``report --html``: what a report says, every entry, and every finding."""
+"""The page of ``report --html``: the report, every entry, and every finding."""
 
 from __future__ import annotations
 
@@ -11,20 +11,26 @@ from cachectl.layers.core.entry import Entry
 from cachectl.layers.core.finding import Finding
 from cachectl.listing import Listing
 
-#: Kernels, and entries, that a page lists, the largest; the smaller entries are summed.
+#: How many of the largest kernels and entries a page lists; smaller entries are summed.
 _MOST_KERNELS, _MOST_ENTRIES = 1_000, 5_000
 
 
 def draw(head: Mapping[str, object], listed: Listing, findings: Iterable[Finding]) -> bytes:
     """Return the page.
 
-    ``head`` says of the report when it was ``generated`` (epoch seconds), the names of its ``layers``, the ``total`` of
-    entries, of bytes and of stale bytes, with whether the last is known, and whether it is ``complete``.
+    ``head`` has the time at which the report was ``generated`` (epoch seconds), the names of its ``layers``, the
+    ``total`` of entries, of bytes and of stale bytes, with whether the last is known, and whether it is ``complete``.
     """
     words = pages.numbered()
     # Entries that only share a folder are in no total.
     entries = sorted((entry for entry in listed.entries if not entry.is_foreign), key=lambda entry: -entry.bytes)
-    rows = [_entry_row(entry, words) for entry in entries[:_MOST_ENTRIES]]
+    rows: list[list[object]] = []
+    for entry in entries[:_MOST_ENTRIES]:
+        # A row of a database has no time, but its file has an upper bound.
+        changed = entry.written_before if entry.modified is None else entry.modified
+        times = [None if moment is None else round(moment) for moment in (changed, entry.used)]
+        kernels = words[", ".join(map(printable, entry.details.kernels))] if entry.details.kernels else None
+        rows.append([*_group_of(entry, words), kernels, printable(entry.key), entry.bytes, *times, 1])
     smaller: dict[tuple[int | None, ...], list[int]] = {}
     for entry in entries[_MOST_ENTRIES:]:
         smaller.setdefault(_group_of(entry, words), []).append(entry.bytes)
@@ -49,28 +55,20 @@ def draw(head: Mapping[str, object], listed: Listing, findings: Iterable[Finding
             [*map(printable, (finding.layer, finding.severity.value, finding.root, finding.message, finding.fix))]
             for finding in findings
         ],
-        # Texts that repeat stand in the rows by their numbers.
+        # Rows contain the numbers of repeated texts.
         "words": list(words),
     }
     return pages.build_page("report", "cachectl report", data)
 
 
-def _entry_row(entry: Entry, words: Mapping[str, int]) -> list[object]:
-    # A row has no time of its own: its file bounds it.
-    changed = entry.written_before if entry.modified is None else entry.modified
-    kernels = words[", ".join(map(printable, entry.details.kernels))] if entry.details.kernels else None
-    times = [None if moment is None else round(moment) for moment in (changed, entry.used)]
-    return [*_group_of(entry, words), kernels, printable(entry.key), entry.bytes, *times, 1]
-
-
 def _group_of(entry: Entry, words: Mapping[str, int]) -> tuple[int | None, ...]:
-    """Return the numbers of an entry's layer, of what it is for, and of the reason why it is stale."""
+    """Return the numbers of an entry's layer, of its target, and of the reason why it is stale."""
     because = printable(entry.because or "nothing here can hit it") if entry.stale else None
     return words[entry.layer], words[_target_of(entry)], None if because is None else words[because]
 
 
 def _target_of(entry: Entry) -> str:
-    """Return the device or the Python that an entry is for, else the versions that it names."""
+    """Return the device or the Python of an entry, else the versions that it names."""
     if entry.details.device:
         return printable(entry.details.device)
     if python := entry.details.versions.get("python"):

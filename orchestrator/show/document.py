@@ -19,9 +19,9 @@ def json_bytes(fact: object) -> bytes:
 
 
 def _plain(fact: Any) -> Any:  # noqa: ANN401 - a fact of any class, and what JSON has
-    """Return what JSON has for a fact: its keys, with what JSON has for their values."""
+    """Return the fact in types that JSON has."""
     if fact is None or isinstance(fact, (str, int, float)):
-        # What no number of JSON can say is unknown.
+        # JSON has no NaN and no infinity: they are unknown.
         return None if isinstance(fact, float) and not math.isfinite(fact) else fact
     if isinstance(fact, Enum):
         return fact.value
@@ -45,7 +45,7 @@ def _plain(fact: Any) -> Any:  # noqa: ANN401 - a fact of any class, and what JS
 
 
 def json_rows(fact: object) -> bytes:
-    """Return a fact as one JSON document a line: what it has beside lists, and how long these are, then each item."""
+    """Return a fact as one JSON document per line: all but its lists, with the lengths of these, then each item."""
     document = _plain(fact)
     lists = {name: value for name, value in document.items() if isinstance(value, list)}
     head = {name: value for name, value in document.items() if name not in lists}

@@ -1,4 +1,4 @@
-"""What a verb shows as HTML, for notebooks: tables as tables, lines as they are."""
+"""HTML for notebooks of what a verb shows."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cachectl.show.table import Table
 
 
 def html(parts: Iterable[object]) -> str:
-    """Return what a verb shows as HTML: tables as tables, lines as they are."""
+    """Return tables and lines as HTML."""
     shown = (part for part in parts if part and isinstance(part, (Table, str)))
     return "\n".join(
         _table(part) if isinstance(part, Table) else f"<div>{escape(printable(part))}</div>" for part in shown

@@ -1,7 +1,7 @@
-"""Files that a command writes, whole or not at all: the names they may have, and the files they may replace.
+"""Files that a command writes completely or not at all: which names are valid, and which files may be replaced.
 
-A mistyped name must not destroy a file. So the name of a layer is not accepted as FILE, and an existing file is
-replaced only if cachectl wrote it, or with ``--force``.
+A typing error must not destroy a file: the name of a layer is not accepted as FILE, and an existing file is replaced
+only if cachectl wrote it, or with ``--force``.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from cachectl.layers.base.text import printable
 from cachectl.layers.disk import atomic
 from cachectl.layers.stores import archive
 
-#: Means standard output for a file to write.
+#: The name of standard output, as a file to write.
 STREAM = "-"
 
-#: Bytes that show whether cachectl wrote a file: more than the first block that zstd writes.
+#: How many bytes of a file show whether cachectl wrote it: more than the first block of zstd.
 _HEAD = 1 << 18
 _PNG = b"\x89PNG\r\n"
 
@@ -41,17 +41,14 @@ def json_kind(schema: str) -> Kind:
     return Kind(f"JSON of {schema}", lambda head: pattern.match(head) is not None, is_binary=False)
 
 
-#: The entry for the maker in a picture that bench has drawn.
+#: The maker in the metadata of a picture drawn by bench.
 MAKER = "cachectl bench"
 ARTIFACT = Kind("an artifact", archive.is_artifact_file)
 PICTURE = Kind("a picture of bench", lambda head: head.startswith((_PNG, b"<?xml")) and MAKER.encode() in head)
 
 
 class OutputFile(NamedTuple):
-    """A FILE to write.
-
-    ``layers`` are names that are not accepted as FILE; with ``force`` any file may be replaced.
-    """
+    """A FILE to write, whose name must not be one of ``layers``; with ``force`` any file may be replaced."""
 
     name: str
     kind: Kind
@@ -59,28 +56,27 @@ class OutputFile(NamedTuple):
     force: bool = False
 
     def demand(self) -> None:
-        """Raise an error if the file may not be written; called before there is content.
+        """Raise an error unless the file may be written; called before there is content.
 
-        Raises :class:`BadRequest` for an invalid name, and for a file in a folder that does not exist or cannot be
-        written, :class:`CachectlError` for a file that cachectl did not write.
+        Raises :class:`BadRequest` for an invalid name or a folder that is missing or not writable, and
+        :class:`CachectlError` for an existing file that cachectl did not write.
         """
         name, status = self.name, _status_of(self.name)
         if name in self.layers:
             raise BadRequest(f"{name!r} is a layer, not a FILE: write the FILE before the layers, or ./{name}")
         if self.kind.is_binary and _is_terminal(name, status):
-            raise BadRequest(
-                f"{self.kind.what} is binary and is not printed to a terminal; name a FILE, or redirect the output"
-            )
+            raise BadRequest(f"{self.kind.what} is binary; name a FILE, or redirect the output, which is a terminal")
         if status is not None and stat.S_ISDIR(status.st_mode):
             raise BadRequest(f"{name!r} is a folder; name a file in it")
         if not name or name.endswith(os.sep):
-            raise BadRequest(f"{name!r} is not a valid name of a file")
+            raise BadRequest(f"{name!r} is not a valid file name")
         folder = os.path.dirname(os.path.realpath(name) if os.path.islink(name) else name) or "."
         if status is None and name != STREAM and not os.access(folder, os.W_OK | os.X_OK):
-            shown, exists = printable(folder), os.path.isdir(folder)
-            why = f"{shown} cannot be written; name a file elsewhere"
-            raise BadRequest(f"{name!r}: {why if exists else f'the folder does not exist; make {shown} first'}")
-        # A device, a pipe and the shell's redirection are written to.
+            shown = printable(folder)
+            if os.path.isdir(folder):
+                raise BadRequest(f"{name!r}: {shown} is not writable; name a file elsewhere")
+            raise BadRequest(f"{name!r}: the folder does not exist; make {shown} first")
+        # Devices, pipes and the shell's redirection need no check: they are not replaced.
         if self.force or status is None or not stat.S_ISREG(status.st_mode) or _is_standard_output(status):
             return
         try:
@@ -94,16 +90,16 @@ class OutputFile(NamedTuple):
             raise CachectlError(f"{printable(name)} exists and {reason}; {advice}")
 
     def write(self, chunks: Iterable[bytes]) -> None:
-        """Write the file next to its place and rename it into place, so that readers never see half of it.
+        """Write a temporary file and rename it, so that readers never see half of the file.
 
-        ``-`` is standard output. A device or a pipe cannot be renamed over: it is opened and written to. Checks again,
-        because the place may have changed.
+        ``-`` is standard output. A device or a pipe is opened and written to. Checks again, because the file may have
+        changed.
         """
         self.demand()
         name, status = self.name, _status_of(self.name)
         try:
             if name == STREAM or (status is not None and _is_standard_output(status)):
-                # Standard output may be a file with earlier content, which stays.
+                # If standard output is a file, its earlier content stays.
                 atomic.write_all(1, chunks)
             elif status is not None and not stat.S_ISREG(status.st_mode):
                 with open(name, "wb", buffering=0) as file:
@@ -111,16 +107,13 @@ class OutputFile(NamedTuple):
             else:
                 atomic.replace_file(os.path.realpath(name), chunks)
         except OSError as error:
-            # Name the given file in the error, not the stage.
+            # Name the requested file in the error, not the temporary one.
             error.filename, error.filename2 = "standard output" if name == STREAM else name, None
             raise
 
 
 def demand_targets(*outputs: OutputFile | None) -> None:
-    """Check files that will be written after a long run, and that none is named twice.
-
-    Raises as :meth:`OutputFile.demand` does.
-    """
+    """Check files to be written after a long run, and that none is named twice; raises as :meth:`OutputFile.demand`."""
     places: set[str] = set()
     for output in filter(None, outputs):
         output.demand()
@@ -131,7 +124,7 @@ def demand_targets(*outputs: OutputFile | None) -> None:
 
 
 def _status_of(name: str) -> os.stat_result | None:
-    """Return the status of the file that a name leads to; ``None`` if there is none, and for the stream."""
+    """Return the status of a file, following links; ``None`` for a missing file and for the stream."""
     try:
         return None if name == STREAM else os.stat(name)
     except FileNotFoundError:

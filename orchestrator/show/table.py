@@ -1,4 +1,4 @@
-"""A table as data, as lines of text of a width, and as CSV."""
+"""Tables: as data, as lines of text with a given width, and as CSV."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import Any, NamedTuple
 from cachectl.layers.base.text import printable
 from cachectl.show.units import DASH
 
-#: The width of a line where nothing is to be cut.
+#: The width of a line in which nothing is cut.
 ENDLESS = 1 << 30
-#: Where nothing is cut, longer cells do not widen their column: one long cell would pad every row.
+#: Where nothing is cut, longer cells do not widen their column: otherwise one long cell would pad every row.
 _PADDED = 60
 #: Characters of a shortened word that are still readable.
 _READABLE = 8
-#: How the cells of each column are shown, by its title: as texts (``str``), or as numbers, which stand right.
+#: The format of the cells of each column, by title: ``str`` for texts, a function for numbers, which are right-aligned.
 Columns = Mapping[str, Callable[[Any], str]]
 
 
 class Table(NamedTuple):
-    """Rows, and the columns that show them; ``last`` are the cells of one more row for people."""
+    """Rows and their columns; ``last`` is one more row, for people only."""
 
     columns: Columns
     rows: Sequence[Sequence[Any]]
@@ -42,7 +42,7 @@ def shorten(text: str, width: int) -> str:
 
 
 def csv_text(table: Table) -> str:
-    """Return a table as CSV: sizes in bytes, ages in seconds, and nothing for what is unknown."""
+    """Return a table as CSV: sizes in bytes, ages in seconds; unknown cells are empty."""
     import csv
     import io
 
@@ -59,13 +59,13 @@ def plain_table(table: Table, width: int = ENDLESS) -> list[str]:
     """Return the lines of a table of at most ``width`` columns.
 
     Text that does not fit is shortened in the middle, in the widest column first. Numbers are never shortened, and
-    names in the first column stay different from each other. If the columns still do not fit, a row takes several
-    lines, each but the first indented.
+    different names in the first column stay different. If the columns still do not fit, a row takes several lines, all
+    but the first indented.
     """
     return [line for lines in row_lines(table, width) for line in lines]
 
 
-#: The cells of a column, title included, and the least width that keeps them readable; numbers are padded to theirs.
+#: The cells of a column with its title, and the least width at which they are readable; numbers are padded.
 _Column = tuple[list[str], int]
 
 
@@ -91,7 +91,7 @@ def row_lines(table: Table, width: int) -> list[tuple[str, ...]]:
     for gap in (2, 1):
         if sum(least + gap for _, least in columns) - gap <= width:
             return [(line,) for line in _side_by_side(columns, width, gap)]
-    # There is room for whole names.
+    # On several lines, there is room for full names.
     names = columns[0][0]
     columns[0] = (names, min(max(map(len, names)), width))
     groups: list[list[_Column]] = [[]]
@@ -106,12 +106,12 @@ def row_lines(table: Table, width: int) -> list[tuple[str, ...]]:
 
 
 def _side_by_side(columns: Sequence[_Column], width: int, gap: int) -> list[str]:
-    """Return a line for each row of some columns, with the widest columns shortened to the width."""
+    """Return one line for each row of some columns; the widest columns are shortened until the line fits."""
     cut = width < ENDLESS // 2
     widths = [min(max(map(len, cells)), ENDLESS if cut else _PADDED) for cells, _ in columns]
     while sum(widths) + gap * (len(columns) - 1) > width:
         longer = [place for place, (_, least) in enumerate(columns) if widths[place] > least]
-        # A column on a line of its own is shortened to the line.
+        # The only column of a line can become narrower than readable.
         place = max(longer or range(len(widths)), key=widths.__getitem__)
         widths[place] -= 1
     lines = []

@@ -1,4 +1,4 @@
-"""Bytes, numbers, ages and paths as people read them; a dash stands for what is unknown."""
+"""Bytes, numbers, ages and paths for people; a dash means unknown."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-#: Stands for what is unknown.
+#: An unknown value.
 DASH = "-"
-#: How many of equal messages are shown without ``-v``.
+#: How many similar messages are shown without ``-v``.
 _EXAMPLES = 3
 
 
 def examples(texts: Sequence[str], *, verbose: bool = False) -> list[str]:
-    """Return the first of some texts, or with ``verbose`` all, and a last text that says how many more there are."""
+    """Return the first few texts, or with ``verbose`` all; the last text says how many more there are."""
     shown = len(texts) if verbose else _EXAMPLES
     return [*texts[:shown], *([f"{more:,} more; -v shows all"] if (more := len(texts) - shown) > 0 else [])]
 
 
 def merged(texts: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Yield each text once, after all names that have it."""
+    """Yield each distinct text, with all names that have it."""
     names: dict[str, list[str]] = {}
     for name, text in texts.items():
         names.setdefault(text, []).append(name)
@@ -27,7 +27,7 @@ def merged(texts: Mapping[str, str]) -> Iterator[tuple[str, str]]:
 
 
 def short_path(place: Path | str, home: str) -> str:
-    """Format a path, with ``~`` for the home."""
+    """Format a path, with ``~`` for the home folder."""
     path = str(place)
     return "~" + path[len(home) :] if home != "/" and path.startswith(home.rstrip("/") + "/") else path
 
@@ -50,7 +50,7 @@ def count(amount: int | None) -> str:
 
 
 def since(moment: float | None, now: float) -> int | None:
-    """Return the seconds from a moment to now; ``None`` for unknown."""
+    """Return the seconds from a moment until now; ``None`` for unknown."""
     return None if moment is None else max(0, round(now - moment))
 
 
@@ -60,7 +60,7 @@ def duration(seconds: float | None) -> str:
 
 
 def age(passed: int | None) -> str:
-    """Format how many seconds have passed, a dash for unknown."""
+    """Format an age in seconds, a dash for unknown."""
     if passed is None:
         return DASH
     for unit, length in (("d", 86400), ("h", 3600), ("m", 60)):
@@ -70,7 +70,7 @@ def age(passed: int | None) -> str:
 
 
 def moment(seconds: float) -> str:
-    """Return a time in epoch seconds as text, in local time; a dash if there is no such time."""
+    """Format a time in epoch seconds in local time; a dash for an invalid one."""
     try:
         return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
     except (OverflowError, OSError, ValueError):

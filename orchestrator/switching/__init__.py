@@ -1,1 +1,1 @@
-"""Caches off, or on in another place: for a block of Python, and for a command."""
+"""Switching caches off, or moving them, for a block of Python or for a command."""

@@ -1,12 +1,12 @@
-"""A command with caches off, or on in an isolated root: its variables, its root, and the signals that reach it.
+"""Running a command with caches off or in an isolated root: its variables, its root, and its signals.
 
-In an isolated root every layer is moved under one folder, and everything else is left in place.
-``XDG_CACHE_HOME`` moves several layers, and the caches of other programs. So the root contains a folder of links to all
-that the real user cache folder holds, except the entries of the moved layers: large caches of other programs are not
-filled again. What programs add to the folder itself, or replace in it, stays in the root: these are caches.
+In an isolated root every layer is below one folder, and everything else stays in place. ``XDG_CACHE_HOME`` moves
+several layers, but also the caches of other programs. So the root contains a folder of links to everything in the real
+user cache folder, except the entries of the moved layers: large caches of other programs need not be filled again. What
+programs add to the folder itself, or replace in it, stays in the root.
 
-A temporary isolated root lies where no other user can write (:mod:`cachectl.layers.disk.temporaries`), because a
-program may outlive its command and go on using the path. A killed command leaves its folder; the next one removes it.
+A temporary isolated root is where no other user can write (:mod:`cachectl.layers.disk.temporaries`), because a program
+may outlive its command and still use the path. A killed command leaves its folder behind; the next one removes it.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ from cachectl.layers.disk import atomic, temporaries, trust
 
 T = TypeVar("T")
 
-#: The end of a line about an error that neither the system nor a user's request explains.
-FAULT = "a fault of cachectl, please report it"
-_ANOTHER_TEMPORARY = "TMPDIR names another folder: TMPDIR=/var/tmp cachectl …"
-_ANOTHER_ROOT = "--isolated=DIR names another folder"
+#: The end of a line about an error that is caused neither by the system nor by the user.
+FAULT = "this is a bug in cachectl, please report it"
+_ANOTHER_TEMPORARY = "to use another folder: TMPDIR=/var/tmp cachectl …"
+_ANOTHER_ROOT = "name another folder with --isolated=DIR"
 
-#: Variables that move several layers, and caches of other programs.
+#: Variables that move several layers, and the caches of other programs.
 _SHARED = frozenset({"XDG_CACHE_HOME", "WIN_PD_OVERRIDE_LOCAL_APPDATA"})
 
 
 def _signals(*names: str) -> frozenset[int]:
-    """Return the signals of these names that the platform has."""
+    """Return the signals with these names that the platform has."""
     return frozenset(getattr(signal, name) for name in names if hasattr(signal, name))
 
 
-#: Signals of keys, which a terminal sends to every process in the foreground; those that ask a program to end; and all
-#: that are passed on to the command.
+#: Signals of keys, which a terminal sends to all foreground processes; signals that ask a program to end; and all
+#: signals that are forwarded to the command.
 _TYPED = _signals("SIGINT", "SIGQUIT")
 _ENDING = _TYPED | _signals("SIGTERM", "SIGHUP")
 _FORWARDED = _ENDING | _signals("SIGUSR1", "SIGUSR2")
@@ -59,13 +59,13 @@ _FORWARDED = _ENDING | _signals("SIGUSR1", "SIGUSR2")
 def try_extra(what: str, step: Callable[[], T], notice: Callable[[str], None]) -> T | None:
     """Do a step that the command does not need; return its result.
 
-    If it raises anything, ``notice`` gets one line that begins with ``what``, and the result is ``None``.
+    After any exception, ``notice`` gets one line that begins with ``what``, and the result is ``None``.
     """
     try:
         return step()
     except KeyboardInterrupt:
         raise
-    # As for plug-ins, whose layers participate in these steps.
+    # Layers of plug-ins may raise anything.
     except BaseException as error:  # noqa: BLE001
         notice(f"{what}: {_reason(error)}")
         return None
@@ -73,9 +73,9 @@ def try_extra(what: str, step: Callable[[], T], notice: Callable[[str], None]) -
 
 @contextmanager
 def needed(place: Path, *, kept: Path | None = None) -> Iterator[None]:
-    """Do in a folder what the command cannot do without: an error names the folder, and how to use another one.
+    """Do a step in a folder that the command needs: an error names the folder, and how to use another one.
 
-    ``kept`` is a root that the user has named. Raises :class:`CachectlError`.
+    ``kept`` is a root that the user named. Raises :class:`CachectlError`.
     """
     try:
         yield
@@ -87,7 +87,7 @@ def needed(place: Path, *, kept: Path | None = None) -> Iterator[None]:
 
 
 def _reason(error: BaseException, place: Path | None = None) -> str:
-    """Return an error in one line, with the path that it is about, else the place."""
+    """Return an error in one line, with its path, else with the place."""
     if isinstance(error, CachectlError):
         return str(error)
     path = getattr(error, "filename", None) or place
@@ -99,7 +99,7 @@ def _reason(error: BaseException, place: Path | None = None) -> str:
 
 
 def make_kept_root(folder: Path, mode: int = 0o777) -> None:
-    """Make an isolated root that is kept, if it is missing. Raises :class:`CachectlError`."""
+    """Make a kept isolated root, if missing. Raises :class:`CachectlError`."""
     try:
         folder.mkdir(mode=mode, parents=True, exist_ok=True)
     except OSError as error:
@@ -108,28 +108,28 @@ def make_kept_root(folder: Path, mode: int = 0o777) -> None:
 
 
 def say_shared(folder: Path, what: str, notice: Callable[[str], None]) -> None:
-    """Give a line if another user could write to a folder that exists, and whose content programs run."""
+    """Give a line if another user could write to an existing folder whose content programs run."""
     if (reason := trust.shared_because(folder)) is not None:
         shown = printable(folder)
-        notice(f"{what} {shown}: another user can write it ({reason}), and programs run what is in it")
+        notice(f"{what} {shown}: another user can write to it ({reason}), and programs run its content")
 
 
 @contextmanager
 def isolated_root(
     environment: Environment, folder: Path | None = None, notice: Callable[[str], None] = layer_set.warn_user
 ) -> Iterator[Path]:
-    """Yield ``folder``, created if missing, or an empty temporary one that is removed when the block ends.
+    """Yield ``folder``, made if missing, or an empty temporary folder that is removed when the block ends.
 
-    What killed commands left next to it is removed first. A forked child removes nothing. ``notice`` gets a line for
-    each problem. Raises :class:`CachectlError` if there is no private folder, or nothing can be made in it.
+    Leftovers of killed commands are removed first. A forked child removes nothing. ``notice`` gets a line for each
+    problem. Raises :class:`CachectlError` if there is no private folder, or nothing can be made in it.
     """
     if folder is not None:
         make_kept_root(folder)
         say_shared(folder, "--isolated", notice)
         yield folder.resolve()
         return
-    left = "temporary folders of killed commands stay"
-    try_extra(left, lambda: temporaries.remove_abandoned(environment), notice)
+    failure = "temporary folders of killed commands were not removed"
+    try_extra(failure, lambda: temporaries.remove_abandoned(environment), notice)
     with ExitStack() as block:
         with needed(environment.temporary):
             root = block.enter_context(temporaries.temporary_folder(environment, notice))
@@ -137,29 +137,29 @@ def isolated_root(
 
 
 def copy_isolated_root(source: Path, target: Path) -> None:
-    """Copy the content of one isolated root into another; links stay links, pipes and sockets are excluded."""
+    """Copy the content of one isolated root into another, with links as links, and without pipes and sockets."""
     shutil.copytree(source, target, symlinks=True, ignore=_special, dirs_exist_ok=True)
 
 
 def can_switch(layer: Layer) -> bool:
-    """Return whether anything switches the layer."""
+    """Return whether the layer can be switched off."""
     return layer.abilities()[Ability.DISABLE] is None
 
 
 def relocations(layers: Iterable[Layer], folder: Path) -> dict[str, Switch]:
-    """Return, for each layer that can be moved, how to move it under the folder."""
+    """Return, for each layer that can be moved, how to move it below the folder."""
     return {layer.name: layer.relocate(folder) for layer in layers if layer.abilities()[Ability.RELOCATE] is None}
 
 
 def make_folders(switches: Iterable[Switch]) -> None:
-    """Make the folders that moved libraries need and do not make themselves."""
+    """Make the folders that moved libraries need but do not make."""
     for switch in switches:
         for folder in switch.makes:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
 
 def companions(layers: Iterable[Layer], everything: Iterable[Layer], folder: Path) -> dict[str, Switch]:
-    """Return the layers that move too because they follow a variable that moves one of the given layers, and how."""
+    """Return the other layers that move too, because they share a variable with the given layers, and how."""
     moved = relocations(layers, folder)
     shared = merged(moved.values()).keys() & _SHARED
     return {
@@ -175,25 +175,25 @@ def link_cache_home(environment: Environment, layers: Iterable[Layer], folder: P
     # On Windows an application's folder is any/any/Cache.
     real = own.parents[2] if environment.platform == "win32" else own.parent
     if real.resolve() == links.resolve():
-        # Nested block in the same folder: it is already empty, or warm on purpose.
+        # A nested block in the same root, which is already set up.
         return
     links.mkdir(parents=True, exist_ok=True)
     hidden: set[str] = set()
     layers = tuple(layers)
     moved = relocations(layers, folder)
     for layer in layers:
-        # A layer with a variable of its own needs no hiding.
+        # The entries of a layer with its own variable need not be hidden.
         if layer.name in moved and _SHARED & moved[layer.name].set.keys():
             with suppress(*FAILURES):
                 paths = [root.path for root in layer.roots()]
                 hidden.update(path.relative_to(real).parts[0] for path in paths if real in path.parents)
     for name in _names(links):
-        # Links of an earlier run that are broken or now hidden.
+        # Links of an earlier run may be broken, or must now be hidden.
         is_ours = os.path.islink(links / name) and os.readlink(links / name) == str(real / name)
         if is_ours and (name in hidden or not os.path.lexists(real / name)):
             atomic.remove_file(links / name)
     for name in _names(real):
-        # A root within the real folder must not link to itself.
+        # A root in the real folder must not link to itself.
         if name not in hidden and (real / name) not in (links, *links.parents):
             with suppress(FileExistsError):
                 os.symlink(real / name, links / name)
@@ -207,7 +207,7 @@ def _names(folder: Path) -> list[str]:
 
 
 def _special(folder: str, names: list[str]) -> list[str]:
-    """Return the names that are neither file, folder nor link: opening one to copy it could block forever."""
+    """Return the names that are neither file, folder nor link: opening those could block forever."""
     modes = ((name, os.lstat(os.path.join(folder, name)).st_mode) for name in names)
     return [name for name, mode in modes if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or stat.S_ISLNK(mode))]
 
@@ -229,9 +229,9 @@ def variables_off(
 ) -> dict[str, str | None]:
     """Return the variables for a child in which the given layers are off; ``None`` unsets one.
 
-    Layers are both switched off and moved to a temporary folder: some libraries write although they are off, and
-    pytools has no switch. Layers that share a variable with them are not moved. Raises :class:`Refused` if a layer can
-    then be neither switched nor moved, or if it is to be ``proved`` that it is left alone, and its files are opened.
+    Layers are both switched off and moved to a temporary folder: some libraries write even when off, and pytools has no
+    switch. Layers that share a variable with others are not moved. Raises :class:`Refused` if a layer can then be
+    neither switched nor moved, or if its isolation is to be ``proved``, and its files are opened even when it is off.
     """
     chosen = tuple(layers)
     changes = merged(layer.disable() for layer in chosen if can_switch(layer))
@@ -241,7 +241,7 @@ def variables_off(
         if not staying & switch.set.keys():
             changes.update(switch.set)
         elif stack[name].disable().patches:
-            raise Refused(name, f"has no switch, and shares its folder with {', '.join(along)}; name these too")
+            raise Refused(name, f"has no switch, and shares its folder with {', '.join(along)}; name these layers too")
         elif proved and stack[name].about.opens_while_off:
             rest = [layer.name for layer in chosen if not layer.about.opens_while_off]
             without = f", or only --layer {','.join(rest)}" if rest else ""
@@ -254,7 +254,7 @@ def variables_off(
 def variables_isolated(layers: Iterable[Layer], folder: Path) -> dict[str, str | None]:
     """Return the variables for a child in which the given layers are on and use ``folder``.
 
-    Makes the folders there that a library would not make itself.
+    Makes the folders there that libraries do not make.
     """
     switches = switches_on(tuple(layers), folder)
     make_folders(switches)
@@ -262,9 +262,9 @@ def variables_isolated(layers: Iterable[Layer], folder: Path) -> dict[str, str |
 
 
 def environment_below(environment: Environment, folder: str) -> Environment:
-    """Return the environment of a program that ``run --isolated`` or ``env --root`` started with a folder.
+    """Return the environment of a program under ``run --isolated=FOLDER`` or ``env --root FOLDER``.
 
-    Nothing is made. Raises :class:`BadRequest` if there is no such folder.
+    Makes nothing. Raises :class:`BadRequest` if there is no such folder.
     """
     root = environment.expand(folder)
     if not root.is_dir():
@@ -273,18 +273,18 @@ def environment_below(environment: Environment, folder: str) -> Environment:
 
 
 def environment_of(environment: Environment, root: Path) -> Environment:
-    """Return the environment of a program whose layers are all below a root, as its path is written."""
+    """Return the environment of a program whose layers are all below a root, whose path is not resolved."""
     return environment.with_variables(merged(switches_on(layer_set.LayerSet(environment), root)))
 
 
 def switches_on(layers: Iterable[Layer], root: Path) -> list[Switch]:
-    """Return what switches layers on, and moves those that can be moved below a root."""
+    """Return the switches that turn layers on, and move those that can be moved below a root."""
     enabled = [layer.enable() for layer in layers if can_switch(layer)]
     return [*enabled, *relocations(layers, root).values()]
 
 
 def unable(layers: Iterable[Layer], *abilities: Ability) -> dict[str, str]:
-    """Return the layers that have none of some abilities, each with the reason why it has not the last."""
+    """Return the layers that have none of the abilities, each with the reason why it lacks the last one."""
     reasons = {}
     for layer in layers:
         refusals = list(filter(None, map(layer.abilities().get, abilities)))
@@ -296,9 +296,9 @@ def unable(layers: Iterable[Layer], *abilities: Ability) -> dict[str, str]:
 def say_left_alone(
     layers: Sequence[Layer], named: Iterable[str], notice: Callable[[str], None], *, off: bool
 ) -> frozenset[str]:
-    """Return the names of the layers that can be neither moved nor, if ``off``, switched off: a child uses them so.
+    """Return the names of the layers that can be neither moved nor, if ``off``, switched off: a child uses them.
 
-    Gives a line for each of the user's. Raises :class:`Refused` for one that was named.
+    Gives a line for each user layer among them. Raises :class:`Refused` if that was named.
     """
     staying = unable(layers, Ability.RELOCATE, *([Ability.DISABLE] if off else []))
     for layer in layers:
@@ -313,7 +313,7 @@ def say_left_alone(
 
 
 class CannotStart(CachectlError, OSError):
-    """The command could not be started; ``status`` is what a shell would give (126, 127)."""
+    """The command could not be started; ``status`` is that of a shell (126 or 127)."""
 
     def __init__(self, command: str, error: OSError) -> None:
         self.status = 127 if isinstance(error, FileNotFoundError) else 126
@@ -321,7 +321,7 @@ class CannotStart(CachectlError, OSError):
 
 
 class Signals:
-    """Signals for a child: held until it starts, then passed on."""
+    """Signals for a child: held until it starts, then forwarded."""
 
     def __init__(self) -> None:
         self.child: subprocess.Popen[bytes] | None = None
@@ -329,26 +329,26 @@ class Signals:
         self.taken: list[int] = []
 
     def take(self, number: int, _: object) -> None:
-        """Pass a signal on, or keep it until there is a child."""
+        """Forward a signal, or keep it until there is a child."""
         self.taken.append(number)
         if self.child is None:
             self.early.append(number)
         elif not (number in _TYPED and _in_foreground()):
-            # The terminal has sent a typed signal to the child already; some programs count them.
+            # The terminal has already sent the signal of a key to the child, and some programs count them.
             self.child.send_signal(number)
 
     def ending(self) -> int:
-        """Return 128+n if signal n asked this process to end, even if the child ignored it; else 0."""
+        """Return 128+n if signal n asked this process to end, even if the child ignored it; otherwise 0."""
         return next((128 + number for number in self.taken if number in _ENDING), 0)
 
 
 @contextmanager
 def signals_held() -> Iterator[Signals]:
-    """Keep signals from ending this process while it waits for a child and has a temporary folder to remove."""
+    """Keep signals from ending this process while it waits for a child and has temporary folders to remove."""
     signals = Signals()
     before: dict[int, Any] = {}
     for number in _FORWARDED:
-        # A signal that our caller ignores (nohup) stays ignored in the child.
+        # The child must ignore a signal that our caller ignores (nohup).
         if signal.getsignal(number) is not signal.SIG_IGN:
             before[number] = signal.signal(number, signals.take)
     try:
@@ -368,8 +368,8 @@ def run(
 ) -> int:
     """Run a command to its end; return its exit status, 128+n if signal n ended it.
 
-    With ``quiet`` its standard input is empty, its standard output is dropped, and its standard error goes to that
-    file. Raises :class:`CannotStart` if there is no such command.
+    With ``quiet``, standard input is empty, standard output is discarded, and standard error goes to that file. Raises
+    :class:`CannotStart`.
     """
     variables = dict(environment.with_variables(changes).variables)
     unused = None if quiet is None else subprocess.DEVNULL

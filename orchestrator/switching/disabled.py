@@ -1,4 +1,4 @@
-"""Caches off, or elsewhere, for a ``with`` block of a running process and the children it starts."""
+"""Switching caches off, or moving them, for a ``with`` block of a running process and the children it starts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from cachectl.switching.salt import SALTING
 
 _INSTEAD_OF_DISABLED = (
     "enter disabled() before these libraries start, or run: cachectl run --no-cache -- COMMAND; "
-    "strict=False switches off the others and warns"
+    "with strict=False it switches off the other layers and warns"
 )
 _INSTEAD_OF_ISOLATED = "enter isolated() before these libraries start, or run: cachectl run --isolated -- COMMAND"
 _SALTED = (
@@ -34,9 +34,9 @@ _SALTED = (
 
 
 class StillOn(CachectlError, RuntimeError):
-    """Some layers cannot be switched off, or moved, in this process any more.
+    """Some layers can no longer be switched off, or moved, in this process.
 
-    ``layers`` maps each to the reason, and ``what`` is the message without what works instead.
+    ``layers`` maps each to the reason, and ``what`` is the message without the advice.
     """
 
     def __init__(self, layers: Mapping[str, str], act: str, instead: str) -> None:
@@ -46,15 +46,15 @@ class StillOn(CachectlError, RuntimeError):
         super().__init__(f"{self.what}; {instead}")
 
 
-#: Layers whose driver started in a block of :func:`disabled`, and so stays off after it, with the reason.
+#: Layers whose driver started in a block of :func:`disabled`, and which therefore stay off, with the reason.
 STAY_OFF: dict[str, str] = {}
 
 
 class Held(NamedTuple):
     """The status of one layer in a block, and the reason.
 
-    ``status`` is ``off``, ``salted`` (every program that PyOpenCL builds for its driver from source misses, and its
-    entry is removed), or ``on``.
+    ``status`` is ``off``, ``salted`` (every program that PyOpenCL builds from source for the layer's driver misses, and
+    its entry is removed), or ``on``.
     """
 
     status: str
@@ -65,14 +65,14 @@ class Held(NamedTuple):
 def disabled(*layers: str, strict: bool = True) -> Iterator[Mapping[str, Held]]:
     """Switch layers off in this process and its children.
 
-    On exit the environment and the switches are restored exactly, and modules imported in the block are left as they
-    would be without it. Compiled kernels that the program already holds are not compiled again.
+    On exit, the environment and the switches are restored exactly, and modules that were imported in the block become
+    as they would be without it. Kernels that the program already holds are not compiled again.
 
     :param layers: names; none means all
-    :param strict: ``False`` warns of a layer that stays on; one that nothing switches off is always left out so, unless
-        it is named
-    :returns: a context, which gives the status of each layer; one whose driver has started is salted
-    :raises StillOn: before anything is changed, if a layer can be neither switched nor salted
+    :param strict: ``False`` warns of layers that stay on; without names, a layer that nothing can switch off is always
+        only a warning
+    :returns: a context that yields the status of each layer; a layer whose driver has started is salted
+    :raises StillOn: before anything is changed, if a layer can be neither switched off nor salted
     """
     stack = LayerSet()
     lacking = child.unable(stack.named(layers), Ability.DISABLE)
@@ -85,7 +85,7 @@ def disabled(*layers: str, strict: bool = True) -> Iterator[Mapping[str, Held]]:
     demanded = still_on if layers else late
     _report(demanded, still_on, "switch off", _INSTEAD_OF_DISABLED, strict=strict)
     statuses.update({name: Held("on", reason) for name, reason in lacking.items()})
-    # A salted layer's variables still switch it off in children.
+    # The variables of a salted layer still switch it off in children.
     switches = [switch for name, switch in off.items() if name not in still_on]
     statuses.update(_switched_along(stack, switches))
     salted = [layer for layer in chosen if statuses[layer.name].status == "salted"]
@@ -98,12 +98,12 @@ def disabled(*layers: str, strict: bool = True) -> Iterator[Mapping[str, Held]]:
             keeping = _keeping(stack, salted, statuses)
             block.enter_context(SALTING.salted(platforms, keeping, stack.environment.clock()))
         for switch in reversed(switches):
-            # Every step runs even if another one fails.
+            # As callbacks, each step runs even if another one fails.
             block.callback(_drop_copies, switch)
             block.callback(_reload_modules, switch)
         block.callback(_note_started, [switch for switch in switches if statuses[switch.layer].status == "off"])
         with overlay.applied(settings, _flags_left_behind(chosen)):
-            # Memoised results of the block, programs among them, end with the settings.
+            # Results memoised in the block, such as programs, must end with the settings.
             del settings
             yield statuses
 
@@ -112,14 +112,13 @@ def disabled(*layers: str, strict: bool = True) -> Iterator[Mapping[str, Held]]:
 def isolated(folder: Path | str | None = None, *, strict: bool = True) -> Iterator[Path]:
     """Switch every layer on, in an empty isolated root: a cold run that can be repeated.
 
-    A temporary root is removed when the block ends, or at process exit if a library has opened its cache there and goes
-    on using it.
+    A temporary root is removed when the block ends, or at process exit if a library still uses its cache there.
 
     :param folder: a root, which is kept
-    :param strict: ``False`` warns of a library that has already opened its cache elsewhere
-    :returns: a context, which gives the root
+    :param strict: ``False`` warns of libraries that have already opened their caches elsewhere
+    :returns: a context that yields the root
     :raises StillOn: before anything is changed, if a library has already opened its cache elsewhere; a layer that
-        nothing moves is a warning
+        cannot be moved at all is only a warning
     """
     stack = LayerSet()
     with ExitStack() as block:
@@ -139,25 +138,25 @@ def isolated(folder: Path | str | None = None, *, strict: bool = True) -> Iterat
             with overlay.applied(_settings(switches), _flags_left_behind(stack)):
                 yield root
         finally:
-            # A library that keeps a database open goes on using it.
+            # A library may still use a database that it has open.
             if any((root / "xdg").glob("*/*.sqlite")) or too_late(stack, root):
                 atexit.register(block.pop_all().close)
 
 
 def too_late(layers: Iterable[Layer], folder: Path) -> dict[str, str]:
-    """Return the layers that cannot be moved in this process any more, each with the reason."""
+    """Return the layers that can no longer be moved in this process, each with the reason."""
     maps = processes.read("self", "maps")
     moved = child.relocations(layers, folder)
     return {name: reason for name, switch in moved.items() if (reason := _latched(switch, maps)) is not None}
 
 
 def _judge(layer: Layer, off: Switch, maps: bytes | None) -> Held:
-    """Return the status that a layer gets: a driver that has started is off only if it was off from the beginning."""
+    """Return the status of a layer; one whose driver has started is off only if it was off from the beginning."""
     if (reason := _latched(off, maps)) is None:
         if _is_off(layer, off):
             return Held("off", f"already off: {layer.state().why}")
         if (lack := _misfit(off)) is not None:
-            return Held("on", f"{lack}, by which it would be switched off")
+            return Held("on", f"{lack}, which is needed to switch it off")
         if off.patches:
             return Held("off", "switched off in this process; no variable switches it off in child processes")
         return Held("off", f"switched off {off.takes_effect}")
@@ -167,26 +166,25 @@ def _judge(layer: Layer, off: Switch, maps: bytes | None) -> Held:
 def _judge_started(layer: Layer, maps: bytes | None, reason: str) -> Held:
     if layer.name in STAY_OFF:
         return Held("off", STAY_OFF[layer.name])
-    # The program may have unset the variable before its driver started, so both must say it.
+    # The program may have unset the variable before its driver started, so both states must be off.
     if (began := _began(layer)) is not None:
-        here, state_then = layer.state(), began.state()
-        if here.condition is state_then.condition is DISABLED:
-            return Held("off", f"off since the process began: {state_then.why}")
+        first_state = began.state()
+        if layer.state().condition is first_state.condition is DISABLED:
+            return Held("off", f"off since the process began: {first_state.why}")
     libraries = layer.about.libraries
     if not libraries or not layer.about.platforms:
         return Held("on", reason)
     if not tagged_builds.can_tag() or processes.has_loaded(libraries, maps) is False:
-        return Held("on", f"{reason}; {tagged_builds.LIBRARY}, whose builds could be salted, is not what started it")
+        return Held(
+            "on", f"{reason}; only builds of {tagged_builds.LIBRARY} can be salted, and it did not start the driver"
+        )
     if (lack := tagged_builds.misfit()) is not None:
         return Held("on", f"{reason}; builds cannot be salted, because {lack}")
     return Held("salted", _SALTED)
 
 
 def _misfit(switch: Switch) -> str | None:
-    """Return what a library lacks that a switch changes in this process; ``None`` if it has all of it.
-
-    Libraries whose methods are replaced are imported.
-    """
+    """Return what a library lacks of what a switch changes in it, or ``None``; imports libraries to be patched."""
     for module, owner, method, _ in switch.patches:
         if module not in sys.modules and importlib.util.find_spec(module.partition(".")[0]) is None:
             continue
@@ -203,7 +201,7 @@ def _misfit(switch: Switch) -> str | None:
 
 
 def _is_off(layer: Layer, off: Switch) -> bool:
-    """Return whether variables have switched a layer off; asks the layer itself, which reads the disk, only then."""
+    """Return whether variables have switched a layer off; reads its state, from the disk, only if one is set."""
     variables = layer.environment.variables
     touched = any(name in variables for name in off.set.keys() | layer.enable().unset)
     with suppress(*FAILURES):
@@ -212,7 +210,7 @@ def _is_off(layer: Layer, off: Switch) -> bool:
 
 
 def _began(layer: Layer) -> Layer | None:
-    """Return the layer in the environment in which the process began; ``None`` where that is unknown."""
+    """Return the layer in the environment in which the process began; ``None`` if that is unknown."""
     if (first := processes.first_variables()) is None:
         return None
     try:
@@ -222,7 +220,7 @@ def _began(layer: Layer) -> Layer | None:
 
 
 def _keeping(stack: LayerSet, salted: Iterable[Layer], statuses: Mapping[str, Held]) -> Iterator[Layer]:
-    """Yield the layers in which salted builds may be stored: a driver uses the variables read at its start."""
+    """Yield the layers in which salted builds may be stored: a driver uses the variables from its start."""
     for layer in salted:
         yield layer
         if (began := _began(layer)) is not None:
@@ -234,16 +232,16 @@ def _keeping(stack: LayerSet, salted: Iterable[Layer], statuses: Mapping[str, He
 
 
 def _switched_along(stack: LayerSet, switches: Iterable[Switch]) -> dict[str, Held]:
-    """Return the layers that another layer's switch turns off too: PyOpenCL has one switch for both of its caches."""
+    """Return the other layers that the switches turn off too: PyOpenCL has one switch for both of its caches."""
     ours = {name for switch in switches for name in switch.set}
     named = {switch.layer for switch in switches}
     status = Held("off", f"shares the switch of {', '.join(sorted(named))}")
-    layers_apart = [layer for layer in stack if layer.name not in named and child.can_switch(layer)]
-    return {layer.name: status for layer in layers_apart if ours & layer.disable().set.keys()}
+    others = (layer for layer in stack if layer.name not in named and child.can_switch(layer))
+    return {layer.name: status for layer in others if ours & layer.disable().set.keys()}
 
 
 def _latched(switch: Switch, maps: bytes | None) -> str | None:
-    """Return why it is too late for the variables of a switch; ``None`` if it is not."""
+    """Return why it is too late for the variables of a switch; ``None`` if it is not too late."""
     modules = [module for module in switch.read_at_import if module in sys.modules]
     if modules:
         return f"{modules[0]} is imported and has opened its dictionaries"
@@ -251,12 +249,12 @@ def _latched(switch: Switch, maps: bytes | None) -> str | None:
         return None
     started = processes.has_loaded(switch.read_at_load, maps)
     if started is None and tagged_builds.can_tag():
-        return "its driver may have started, which this platform does not show"
-    return "its driver has started, and reads its variables only then" if started else None
+        return "its driver may have started, which cannot be seen on this platform"
+    return "its driver has started, and read its variables then" if started else None
 
 
 def _report(demanded: Mapping[str, str], still_on: Mapping[str, str], act: str, instead: str, *, strict: bool) -> None:
-    """Warn of the layers that stay on; if it is strict, raise :class:`StillOn` for those that must not."""
+    """Warn of the layers that stay on; if ``strict``, raise :class:`StillOn` for the demanded ones."""
     if demanded and strict:
         raise StillOn(demanded, act, instead)
     for name, reason in still_on.items():
@@ -269,7 +267,7 @@ def _settings(switches: list[Switch], salts: Iterable[Patch] = ()) -> dict[overl
         settings.update(_flags(switch))
     patches = [patch for switch in switches for patch in dict.fromkeys((*switch.patches, *switch.memo_patches))]
     for module, owner, name, replacement in (*patches, *salts):
-        # A wrapper goes around the method, or around an earlier wrapper of it. A library that is not loaded gets none.
+        # Wrap the method, or an earlier wrapper of it, unless the library is not loaded.
         slot = module, owner, name
         method = settings.get(slot, getattr(overlay.owner_of(module, owner), name, None))
         if callable(method):
@@ -282,7 +280,7 @@ def _flags(switch: Switch) -> dict[overlay.Slot, object]:
 
 
 def _flags_left_behind(layers: Iterable[Layer]) -> dict[overlay.Slot, object]:
-    """Return the flags that modules imported in the block would have without it."""
+    """Return the flags that modules that are imported in the block would have without it."""
     left: dict[overlay.Slot, object] = {}
     for layer in filter(child.can_switch, layers):
         if (off := layer.disable()).flags:
@@ -304,7 +302,7 @@ def _drop_copies(switch: Switch) -> None:
 
 
 def _reload_modules(switch: Switch) -> None:
-    """Reload modules that made no dictionary because their first import happened while their layer was off."""
+    """Reload modules that made no dictionary because they were first imported while their layer was off."""
     if any(overlay.read(slot) == value for slot, value in _flags(switch).items()):
         return
     for module, attribute in switch.reloads:

@@ -1,7 +1,7 @@
-"""Settings applied to a running process, and removed again in any order.
+"""Settings that are applied to a running process, and can be removed in any order.
 
-Blocks may nest, overlap in several threads and end by exceptions. So a hold does not save the previous values: the
-original values are saved once, and the remaining holds are applied to them again.
+Blocks can nest, overlap in several threads and end with exceptions. So a block does not save the previous values: the
+original values are saved once, and the remaining blocks are applied to them again.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from contextlib import contextmanager
 
 from cachectl.layers.host.variables import process_variable, set_process_variable
 
-#: An attribute: of a module, or of a class in it, and its name. Without a module it is an environment variable of this
-#: process, whose value is ``None`` if it is not set.
+#: A module, a class in it or ``None``, and the name of an attribute. Without a module it is an environment variable of
+#: this process, whose value is ``None`` if it is not set.
 Slot = tuple[str | None, str | None, str]
 #: The value of an attribute that does not exist.
 MISSING = object()
@@ -23,7 +23,7 @@ _UNLOADED = object()
 
 
 def read(slot: Slot) -> object:
-    """Return the value now; :data:`MISSING` if there is no such attribute."""
+    """Return the current value; :data:`MISSING` if there is no such attribute."""
     module, owner, name = slot
     if module is None:
         return process_variable(name)
@@ -32,7 +32,7 @@ def read(slot: Slot) -> object:
 
 
 def _write(slot: Slot, value: object) -> None:
-    """Set the value; :data:`MISSING` removes it. Does nothing if the module is, or was, not loaded."""
+    """Set the value; :data:`MISSING` removes it. Does nothing if the module is not, or was not, loaded."""
     module, owner, name = slot
     if module is None:
         set_process_variable(name, None if value is None else str(value))
@@ -53,18 +53,18 @@ def owner_of(module: str, owner: str | None) -> object | None:
 
 
 _LOCK = threading.RLock()
-#: All holds of this process, and the original value of each slot that one of them has.
+#: The settings of all blocks, and the original value of each slot in them.
 _HOLDS: list[Mapping[Slot, object]] = []
 _GROUND: dict[Slot, object] = {}
 
 
 @contextmanager
 def applied(settings: Mapping[Slot, object], absent: Mapping[Slot, object] | None = None) -> Iterator[None]:
-    """Apply settings to the process for a block; those of other blocks stay.
+    """Apply settings to the process for a block; those of other blocks remain.
 
-    ``absent`` has the values to leave in a module that is not loaded yet and is loaded in the block.
+    ``absent`` has the values to leave in modules that are first loaded in the block.
     """
-    # A copy, because equal holds are distinguished by identity.
+    # A copy, because equal settings are distinguished by identity.
     hold = dict(settings)
     with _LOCK:
         for slot in hold:

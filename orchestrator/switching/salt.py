@@ -1,8 +1,8 @@
 """Salted builds: each program is built with a unique constant, so that no cache has an entry for it.
 
-A started driver has read its switches, but it cannot hit for a source that it has never compiled. The source gets a
-constant, and the options a macro, that no other build has. The caches store the name of the constant with the program,
-so the entries of salted builds can be distinguished from those of other programs and removed.
+A driver that has started has read its switches, but it cannot hit for a source that was never compiled. The source gets
+a constant, and the options a macro, that no other build has. The caches store the name of the constant with the
+program, so that the entries of salted builds can be recognized and removed.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ from cachectl.layers.core.root import Root
 from cachectl.layers.inside import tagged_builds
 
 _NAME = "cachectl_salt"
-#: Seconds by which the clock of a file server may be behind.
+#: How many seconds the clock of a file server may be behind.
 _SLACK = 3600.0
 
 
 @dataclasses.dataclass(slots=True)
 class _Built:
-    """One salted build: its program, while it may be in use, and what identifies the entries it stored."""
+    """One salted build: its program, while it may be in use, and what identifies its entries."""
 
     #: The name of its constant.
     tag: str
-    #: A reference of our own that the driver counts, so that other holders show in the driver's count.
+    #: Our own reference, which the driver counts, so that a higher count shows other holders.
     program: Any = None
     traces: frozenset[str] = frozenset()
     done: bool = False
-    #: Whether the driver holds the whole binary; if not, it may assemble it from entries that are about to be removed.
-    whole: bool = False
-    #: Keys of removed entries that a launch of the program may recreate.
+    #: Whether the driver holds the complete binary; if not, it may assemble it from entries that will be removed.
+    complete: bool = False
+    #: Keys of removed entries, which a launch of the program may recreate.
     keys: set[str] = dataclasses.field(default_factory=set)
 
 
@@ -68,7 +68,7 @@ class Salting:
 
     @contextmanager
     def salted(self, platforms: frozenset[str], layers: Iterable[Layer], now: float) -> Iterator[None]:
-        """Salt builds for OpenCL platforms; at the end remove what they stored in ``layers`` and nothing uses any more.
+        """Salt builds for OpenCL platforms; at the end, remove what they stored in ``layers`` unless it is still used.
 
         Warns of entries that could not be removed.
         """
@@ -101,7 +101,7 @@ class Salting:
         self._forked = self._forked or bool(self._blocks)
 
     def _begin_child(self) -> None:
-        """Continue salting in a forked child, which has built nothing yet, without touching its parent's programs."""
+        """Continue salting in a forked child, which has built nothing, without touching its parent's programs."""
         self._inherited, self._built = self._built, {}
         self._lock, self._forked = threading.RLock(), False
 
@@ -109,7 +109,7 @@ class Salting:
         busy, notes = self.sweep(ends=True)
         if busy:
             builds = plural(busy, "salted build")
-            notes.append(f"entries of {builds} stay, because commands still use them; purge them afterwards")
+            notes.append(f"entries of {builds} stay, because commands still use them; purge them later")
         # Drivers must not be called during interpreter shutdown.
         self._built.clear()
         _warn(notes)
@@ -117,7 +117,7 @@ class Salting:
     @contextmanager
     def build(self) -> Iterator[_Built]:
         """Give a build its salt, and record it; a build that outlives the last block is swept when it ends."""
-        # In bitcode another name may follow directly: the last character marks the end of this one.
+        # The last character marks the end of the name, because in bitcode another name may follow directly.
         salt = f"{_NAME}_{self._token}_{os.getpid()}_{next(self._numbers)}_"
         built = _Built(salt)
         with self._lock:
@@ -126,11 +126,10 @@ class Salting:
             yield built
         except BaseException as error:
             patterns = {layer.about.failure_trace for layer, _ in self._roots.values()}
-            built.traces = frozenset(
-                found[0] for pattern in patterns if pattern is not None for found in pattern.finditer(str(error))
-            )
+            matches = (match for pattern in patterns if pattern is not None for match in pattern.finditer(str(error)))
+            built.traces = frozenset(match[0] for match in matches)
             # A failed build has no binary, and stores no program.
-            built.whole = True
+            built.complete = True
             self._ended(built, error)
             raise
         self._ended(built)
@@ -143,36 +142,36 @@ class Salting:
     def salts(self, platform: str) -> bool:
         """Return whether builds for a platform get a salt.
 
-        Others keep their source: a salt would only fill their caches, and the SPIR-V translator of Rusticl aborts the
-        process on a used constant.
+        Builds for other platforms keep their source: a salt would only fill their caches, and the SPIR-V translator of
+        Rusticl aborts the process because of the constant.
         """
         return any(platform in platforms for platforms in tuple(self._blocks))
 
     def sweep(self, *, ends: bool = False) -> tuple[int, list[str]]:
         """Remove the entries of salted builds, except those whose kernels may be compiling now.
 
-        Returns the number of builds that may have entries left, and a note for each entry that could not be removed.
-        Unless the process ``ends``, programs that are still held stay whole.
+        Returns the number of builds that may still have entries, and a note for each entry that could not be removed.
+        Unless the process ``ends``, programs that are still held stay usable.
         """
         with self._lock:
             if not self._built and not self._forked:
                 return 0, []
             counts = {salt: tagged_builds.count_references(built.program) for salt, built in self._built.items()}
             held, kernels = tagged_builds.holders() if max(counts.values(), default=0) > 1 else (Counter[int](), None)
-            # Another thread could launch a kernel in a new shape right now.
+            # Another thread could launch a kernel with a new shape at any time.
             alone = threading.active_count() == 1
-            # Idle builds are finished, and their program is held by no launched command: a driver holds the kernel of
-            # a command until the command has ended, and a kernel holds its program.
+            # Idle builds are finished, and no launched command holds their program: a driver holds the kernel of a
+            # command until the command ends, and a kernel holds its program.
             idle = {
                 salt
                 for salt, built in self._built.items()
                 if built.done and (counts[salt] <= 1 or tagged_builds.rests(built.program, held, kernels, alone=alone))
             }
             for built in () if ends else [self._built[salt] for salt in idle]:
-                # The record itself is one holder; kernels do not ask for binaries. PoCL assembles a binary from the
-                # entry's folder, once: without it the bitcode is missing, and a process that loads the binary crashes.
-                if not built.whole and built.program is not None and held[built.program.int_ptr] > 1:
-                    built.whole = True
+                # The record itself is one holder. PoCL assembles a binary from the entry's folder, once: without the
+                # folder the bitcode is missing, and a process that loads the binary crashes.
+                if not built.complete and built.program is not None and held[built.program.int_ptr] > 1:
+                    built.complete = True
                     tagged_builds.ask_for_binaries(built.program)
             notes = [note for layer, root in tuple(self._roots.values()) for note in self._sweep(layer, root, idle)]
             busy = len(self._built.keys() - idle)
@@ -185,7 +184,7 @@ class Salting:
             return busy, notes
 
     def _sweep(self, layer: Layer, root: Root, idle: set[str]) -> Iterator[str]:
-        """Remove spent entries in one root; yield a note for each that was left."""
+        """Remove spent entries in one root; yield a note for each that was not removed."""
         try:
             items = tuple(self._spent(layer, root, idle))
             outcome = layer.clear(plan_removal(layer, items, in_use=True)) if items else None
@@ -201,7 +200,7 @@ class Salting:
         known = {key: salt for salt, built in self._built.items() for key in built.keys}
         salts = rf"{_NAME}_{self._token}_\d+_\d+_"
         pattern = re.compile("|".join([*map(re.escape, traces), salts]).encode())
-        # Only the stores of layers with tags have it.
+        # Only stores of layers that find tags have this method.
         store: Any = layer.store
         for item, tag in store.find_tagged(root, pattern, self._since, known):
             salt = traces.get(tag) or tag or known[item.key]
@@ -213,7 +212,7 @@ class Salting:
 
 
 def _warn(notes: Iterable[str], error: BaseException | None = None) -> None:
-    """Warn. If warnings are errors, attach them as notes to the ``error`` that ended a block or a build, if any."""
+    """Issue warnings; if these are errors, attach them as notes to the ``error`` that ended a block or build."""
     for note in notes:
         try:
             warnings.warn(note, RuntimeWarning, stacklevel=4)

@@ -1,4 +1,4 @@
-"""What the file of a verb declares for the command line, its options as data, and what it is given."""
+"""What verbs share: the request that each gets from the command line, and its options as data."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cachectl.layers.core.selection import Selection, parse_age, parse_size
 from cachectl.layers.host.here import this_environment
 from cachectl.layers.host.variables import process_variable
 
-# Layers are imported when they are asked for: --help and --version need none.
+# Layers are imported when they are needed, which --help and --version do not.
 if TYPE_CHECKING:
     from cachectl import config as settings
     from cachectl import layer_set
@@ -22,16 +22,15 @@ if TYPE_CHECKING:
     from cachectl.show import output_files
 
 
-#: Counts what is done of long work: the number, and where something begins what it is, and how many there are in all.
+#: Counts the progress of long work: a number to add, and for a new count its name and total.
 Progress = Callable[..., None]
 
 
 class Request:
-    """What a verb is given by the command line: the options that were typed, and the command after ``--``.
+    """What a verb gets from the command line: the options, and the command after ``--``.
 
-    ``words`` is the whole line. ``output`` is the module that prints (:mod:`cachectl.cli.output`); ``notice`` prints a
-    line on standard error. ``environment`` is the one that :func:`~cachectl.cli.main.main` was given, by default this
-    process's.
+    ``words`` is the complete line. ``output`` is the module that prints (:mod:`cachectl.cli.output`); ``notice`` prints
+    a line on standard error. ``environment`` is that of :func:`~cachectl.cli.main.main`, by default this process's.
     """
 
     def __init__(
@@ -57,14 +56,12 @@ class Request:
         try:
             return this_environment()
         except OSError as error:
-            where = process_variable("PWD") or "the working folder"
-            raise CachectlError(
-                f"{where}: {error.strerror}; the working folder has gone or is closed to you, cd to another"
-            ) from error
+            folder = process_variable("PWD") or "the working directory"
+            raise CachectlError(f"{folder}: {error.strerror}; cd to a directory that you can use") from error
 
     @cached_property
     def environment(self) -> Environment:
-        """The environment, with the options and settings that change how caches are read and changed."""
+        """The environment, with the options and settings that affect how caches are read and changed."""
         here, options = self._here, vars(self.options)
         if (below := options.get("below")) is not None:
             from cachectl.switching.child import environment_below
@@ -76,29 +73,29 @@ class Request:
             here = here._replace(python_paths=named_pythons(here, pythons))
         waits = (options.get("wait"), self.config.get("wait"), here.lock_timeout)
         shared = bool(options.get("shared") or self.config.get("shared"))
-        # Nobody counts where no progress is shown.
+        # Counting costs time, which is wasted if no progress is shown.
         here = here._replace(step=self.output.step) if sys.stderr.isatty() else here
         return here._replace(lock_timeout=next(wait for wait in waits if wait is not None), shared=shared)
 
     @cached_property
     def stack(self) -> layer_set.LayerSet:
-        """The layers of the environment; broken plug-ins are warned of."""
+        """The layers of the environment; warns of broken plug-ins."""
         from cachectl import layer_set
 
         stack, options = layer_set.LayerSet(self.environment), vars(self.options)
-        # A verb about all layers is incomplete without them.
+        # If no layer is named, the result is incomplete without them.
         if not options.get("layers") and not options.get("layer"):
             for plugin in stack.broken:
                 self.notice(f"plug-in {plugin['name']}: {plugin['why']}")
         return stack
 
-    def warn_of_dead(self, gone: Collection[str]) -> None:
-        """Warn of layers with entries that nothing can hit without those of layers that are ``gone``."""
-        for name in gone:
+    def warn_of_dead(self, missing: Collection[str]) -> None:
+        """Warn of layers with entries that nothing can hit without the entries of the ``missing`` layers."""
+        for name in missing:
             for layer in map(self.stack.__getitem__, self.stack[name].about.ahead_of):
-                if layer.name not in gone and any(root.exists for root in layer.roots()):
-                    said = f"entries of programs that {name} holds too cannot be hit without {name}'s entries"
-                    self.notice(f"{layer.name}: {said}")
+                if layer.name not in missing and any(root.exists for root in layer.roots()):
+                    reason = f"its entries for programs that are also in {name} cannot be hit without those of {name}"
+                    self.notice(f"{layer.name}: {reason}")
 
     @cached_property
     def config(self) -> settings.Config:
@@ -123,7 +120,7 @@ class Request:
         raise SystemExit(2)
 
     def demand_command(self) -> None:
-        """Raise :class:`BadRequest`, with the corrected line, unless the command is behind ``--``, all of it."""
+        """Raise :class:`BadRequest`, with the corrected line, unless the complete command is after ``--``."""
         import shlex
 
         if unexpected := getattr(self.options, "unexpected", []):
@@ -137,30 +134,30 @@ class Request:
             self.misuse("end the line with -- and the command to run")
 
     def selection(self) -> Selection:
-        """Return which entries were selected."""
+        """Return the selection of entries."""
         options = self.options
         return Selection(options.kernel, options.key, options.older_than, options.stale, now=self.now)
 
     @property
     def portable(self) -> bool:
-        """Whether builds are to be portable, by the option or the settings."""
+        """Whether the option or the settings request portable builds."""
         return bool(self.options.portable or self.config.get("portable"))
 
     def trust(self) -> Trust | None:
-        """Return why a store is trusted; ``None`` if no option says so."""
+        """Return why a store is trusted; ``None`` without such an option."""
         from cachectl.exchange.trust import Trust
 
         typed = (self.options.allowed_signers, self.options.digest, self.options.trust)
         return None if typed == (None, None, False) else Trust(*typed)
 
     def target(self, name: str) -> str:
-        """Return the address of a store, which no layer's name may be."""
+        """Return the address of a store, which must not be the name of a layer."""
         if name in self.stack:
-            self.misuse(f"{name!r} is a layer: write what to read or write before the layers, or ./{name}")
+            self.misuse(f"{name!r} is a layer: write the store before the layers, or ./{name} for a file")
         return name
 
     def outputs(self, *named: tuple[str | None, output_files.Kind]) -> list[Any]:
-        """Return each :class:`OutputFile`, checked before a long run; ``None`` for a name that was not given."""
+        """Return each :class:`OutputFile`, checked before a long run; ``None`` without a name."""
         from cachectl.show import output_files
 
         options = self.options
@@ -172,7 +169,7 @@ class Request:
         return files
 
     def write_json(self, fact: object, file: output_files.OutputFile | None) -> None:
-        """Write a fact to a file, if one was named, as a JSON document."""
+        """Write a fact as a JSON document to a file, if there is one."""
         if file is not None and file.name == "-":
             self.output.show_json(fact)
         elif file is not None:
@@ -182,10 +179,10 @@ class Request:
 
 
 class OfUsers(NamedTuple):
-    """What ``--all-users`` shows of a verb: a list in its document, and the texts and numbers of the items in it.
+    """What ``--all-users`` shows of a verb: a list in its document, and the texts and numbers of its items.
 
-    Items of a user that have the same texts are one line. Items without numbers are one line for all users that have
-    the ``same`` texts, with their number. Lines are in the ``order`` of a number, the largest or the oldest first.
+    Items of a user with the same texts are one line. Items without numbers are one line for all users with the ``same``
+    texts, with their count. Lines are sorted by the number ``order``, the largest or the oldest first.
     """
 
     items: str
@@ -198,20 +195,20 @@ class OfUsers(NamedTuple):
 # ---------------------------------------------------------------------- options
 
 
-# An option or an argument is a row: its names, separated by blanks, and its help; if it has a value, the name of that
-# between them; and last what else :meth:`argparse.ArgumentParser.add_argument` takes. A list holds options of which one
-# can be given; a list that begins with a title is a group of the help.
+# An option or an argument is a row: its names, separated by blanks; the placeholder of its value, if any; its help; and
+# last, if needed, more keywords of :meth:`argparse.ArgumentParser.add_argument`. A list holds mutually exclusive
+# options; a list that begins with a title is a group in the help.
 
-#: An option that may be repeated; its value is a list.
+#: An option that can be repeated; its value is a list.
 REPEATED = {"action": "append", "default": []}
 #: An argument with any number of values. Without a default, argparse calls it required.
 MANY = {"nargs": "*", "default": []}
-#: Stands for the folder of a bare ``--isolated``; no argument of a process can contain it.
+#: The folder of a bare ``--isolated``: no argument of a process can contain this.
 NO_FOLDER = "\0"
 
 
 def folder(text: str) -> str:
-    """Parse a folder, which an unset variable of a shell is not: an empty path means the working folder."""
+    """Parse a folder. Reject the empty path, which an unset shell variable gives: it means the working directory."""
     if not text:
         raise argparse.ArgumentTypeError("no folder is named")
     return text
@@ -232,7 +229,7 @@ def seconds(text: str) -> float:
 
 
 def _read_by(parse: Callable[[str], int | float]) -> Callable[[str], int | float]:
-    """Return the type of an option that a function of the selection reads."""
+    """Return an option type for a parser that raises :class:`BadRequest`."""
 
     def read(text: str) -> int | float:
         try:
@@ -244,51 +241,56 @@ def _read_by(parse: Callable[[str], int | float]) -> Callable[[str], int | float
 
 
 age_of, size_of = _read_by(parse_age), _read_by(parse_size)
-LAYERS = ("layers", "LAYER", "a layer that cachectl layers lists, or several with commas (default: all)", MANY)
-CLEARABLE = ("layers", "LAYER", "a layer that cachectl layers lists (default: a user's, but no tuning results)", MANY)
-ONE_LAYER = ("layer", "LAYER", "the layer that keeps the entry")
-LAYER = ("--layer", "LAYER", "only this one; several with commas, or repeated", REPEATED | {"dest": "layers"})
-KEY = ("key", "KEY", "the entry's key, as cachectl ls -q prints it, or the short one of ls -l")
-DRY_RUN = ("-n --dry-run", "list what would go, and touch nothing")
-#: Of verbs that remove entries.
+LAYERS = ("layers", "LAYER", "a layer, or several with commas; cachectl layers lists them (default: all)", MANY)
+CLEARABLE = ("layers", "LAYER", "a layer, as cachectl layers lists it (default: a user's, except tuning results)", MANY)
+ONE_LAYER = ("layer", "LAYER", "the layer of the entry")
+LAYER = (
+    "--layer",
+    "LAYER",
+    "only this layer; can be repeated, or list several with commas",
+    REPEATED | {"dest": "layers"},
+)
+KEY = ("key", "KEY", "the key of the entry, full as in cachectl ls -q or short as in ls -l")
+DRY_RUN = ("-n --dry-run", "show what would be removed, but remove nothing")
+#: For verbs that remove entries.
 VERBOSE = ("-v --verbose", "list every layer, and with --dry-run every entry")
-VERBOSE_FINDINGS = ("-v --verbose", "every finding, also harmless ones, and what no check can show")
-VERBOSE_MESSAGES = ("-v --verbose", "every message, also equal ones")
-PORTABLE = ("--portable", "leave PyOpenCL's folder out of builds that do not need it: their entries hit at any path")
+VERBOSE_FINDINGS = ("-v --verbose", "also show harmless findings, and what no check can show")
+VERBOSE_MESSAGES = ("-v --verbose", "print every message, even repeated ones")
+PORTABLE = ("--portable", "omit PyOpenCL's include path from builds that do not need it: their entries hit at any path")
 FORCE = ("--force", "replace an existing FILE that cachectl did not write")
 FORCE_BUNDLE = ("--force", "replace an existing FILE that is not a bundle")
 JSON = ("--json", "print JSON")
 CSV = ("--csv", "print CSV: bytes and seconds as numbers")
 FORM = [JSON, CSV]
-ROOT = ("--root", "DIR", "the layers in the isolated root DIR (run --isolated=DIR)", {"type": folder, "dest": "below"})
-USER = ("--user", "NAME", "as root: this user's caches; may be repeated", REPEATED)
-ALL_USERS = ("--all-users", "as root: the caches of all users (UID_MIN to UID_MAX of login.defs)")
-PLACES = [ROOT, USER, ALL_USERS]
-PYTHON = (
-    "--python",
-    "PATH",
-    "one more Python whose entries are not stale; may be repeated",
-    REPEATED,
+ROOT = (
+    "--root",
+    "DIR",
+    "use the caches in the isolated root DIR (of run --isolated=DIR)",
+    {"type": folder, "dest": "below"},
 )
-WAIT = ("--wait", "SECONDS", "how long to wait for a lock of another process (default: 5)", {"type": seconds})
-SHARED = ("--shared", "also change a cache that other users can write: you trust them")
-#: Options of purge and prune, of which the second ones are those of verbs that change caches and have a table.
+USER = ("--user", "NAME", "as root: use this user's caches; can be repeated", REPEATED)
+ALL_USERS = ("--all-users", "as root: use the caches of all users (UID_MIN to UID_MAX in login.defs)")
+PLACES = [ROOT, USER, ALL_USERS]
+PYTHON = ("--python", "PATH", "another Python whose entries are not stale; can be repeated", REPEATED)
+WAIT = ("--wait", "SECONDS", "how long to wait for another process's lock (default: 5)", {"type": seconds})
+SHARED = ("--shared", "also change caches that other users can write to, because you trust these users")
+#: Options of purge and prune; the second tuple is for verbs that change caches and show a table.
 REMOVING = (DRY_RUN, VERBOSE, PLACES)
 CHANGING = (WAIT, SHARED, FORM)
 SELECTION = [
     "selection",
-    ("--kernel", "GLOB", "entries of kernels whose name matches"),
-    ("--older-than", "AGE", "not changed or used for 30d, 12h, 2w", {"type": age_of}),
-    ("--stale", "entries whose driver was seen here and has gone"),
-    ("--key", "KEY", "the entry of this key, whole or short"),
+    ("--kernel", "GLOB", "entries of kernels with a matching name"),
+    ("--older-than", "AGE", "entries not changed or used for AGE, such as 30d, 12h or 2w", {"type": age_of}),
+    ("--stale", "entries of a driver that was seen here and is gone"),
+    ("--key", "KEY", "the entry with this key, full or short"),
 ]
-#: What a store can lie in.
+#: The kinds of places for stores.
 STORES = "a bundle FILE (.zip), a folder, s3://, ssh:// or oci://"
 TRUST = [
-    ("--allowed-signers", "LIST", "take what a signer of this list has signed (ssh-keygen -Y)"),
-    ("--digest", "HEX", "the SHA-256 of the bundle, or the digest of another store, as store ls prints it"),
-    ("--trust", "trust it unchecked: it is code that your programs will run"),
+    ("--allowed-signers", "LIST", "accept what a signer in this list has signed (ssh-keygen -Y)"),
+    ("--digest", "HEX", "accept only a bundle with this SHA-256, or another store with this digest (store ls)"),
+    ("--trust", "accept it unchecked: it is code that your programs will run"),
 ]
-SIGN = ("--sign", "KEY", "sign what is added with a key of OpenSSH")
-#: Words before ``--`` that are no option: a command without ``--``, with its own options.
+SIGN = ("--sign", "KEY", "sign what is added with this OpenSSH key")
+#: Words before ``--`` that are no options: a command without ``--``, with its own options.
 UNEXPECTED = ("unexpected", None, argparse.SUPPRESS, {"nargs": argparse.REMAINDER})

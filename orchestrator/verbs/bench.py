@@ -1,4 +1,4 @@
-"""``cachectl bench``: the time that each cache saves a command: all cold, all warm, all off, and each off in turn."""
+"""``cachectl bench``: measure the time that each cache saves: all cold, all warm, all off, each off in turn."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ from cachectl.switching import child
 EXAMPLE = "cachectl bench -- python simulation.py"
 OPTIONS = (
     verbs.UNEXPECTED,
-    ("-n --rounds", "N", "how often each setting is run (default: 3)", {"type": verbs.number, "default": 3}),
-    ("--json", "FILE", "write JSON to a file, - for standard output instead of tables"),
-    ("--plot", "FILE", "draw it, as PNG or SVG by the ending, - for SVG on standard output (needs matplotlib)"),
+    ("-n --rounds", "N", "run each setting N times (default: 3)", {"type": verbs.number, "default": 3}),
+    ("--json", "FILE", "write JSON to FILE, or with - to standard output instead of tables"),
+    ("--plot", "FILE", "draw a chart to FILE, .png or .svg, or with - as SVG to standard output (needs matplotlib)"),
     ("--force", "replace an existing FILE that is not JSON or a picture of bench"),
 )
 USAGE = "cachectl bench [-n N] [--json FILE] [--plot FILE] [--force] -- COMMAND..."
@@ -42,17 +42,17 @@ WARM = "warm"
 OFF = "off"
 _SWITCHED = "switched off"
 _UNSEEN = "no difference seen"
-#: Maximum number of runs that fill the caches. PyOpenCL's binary cache makes the driver store again in the second
-#: run; the third run finds that entry.
+#: The most runs to fill the caches. Because of PyOpenCL's binary cache, the driver stores another entry in the second
+#: run, which the third run hits.
 _FILLS = 3
-#: Endings of pictures: the names of the formats in matplotlib.
+#: File name extensions of charts, which are matplotlib's names of the formats.
 _ENDINGS = (".png", ".svg")
 #: Colours that differ in print and for colour-blind readers: warm, without one layer, without any.
 _COLOURS = {WARM: "#2a9d8f", COLD: "#9aa5b1", OFF: "#9aa5b1"}
 _ONE_OFF, _INK = "#e9a03b", "#1f2933"
 #: Length of a command that fits above the bars.
 _TITLE = 58
-#: Limits on the shown end of a failed command's standard error: lines, and bytes to search for them.
+#: How much of a failed command's standard error is shown: the last lines, and the bytes searched for them.
 _LINES = 10
 _BYTES = 10_000
 
@@ -70,8 +70,8 @@ class Ended(CachectlError):
 class BenchSetting(NamedTuple):
     """One setting of the caches, and the wall seconds of the command in each round.
 
-    ``setting`` is ``cold``, ``warm``, ``off``, or ``LAYER off`` with that layer in ``layer``; ``how`` describes the
-    means.
+    ``setting`` is ``cold``, ``warm``, ``off``, or ``LAYER off`` with that layer in ``layer``; ``how`` says how it is
+    set.
     """
 
     setting: str
@@ -88,8 +88,8 @@ class BenchSetting(NamedTuple):
 class Saved(NamedTuple):
     """The time that a layer saves: the median with it off minus the warm median, in seconds.
 
-    ``by_round`` has the same difference for each round; ``entries`` counts the entries that the command left in the
-    layer. It is ``seen`` if every run with the layer off took longer than every warm one.
+    ``by_round`` has the difference for each round, and ``entries`` counts the entries that the command stored in the
+    layer. The time is ``seen`` if every run with the layer off took longer than every warm run.
     """
 
     layer: str
@@ -100,10 +100,7 @@ class Saved(NamedTuple):
 
 
 class Machine(NamedTuple):
-    """Processor, number of processors that a program here may use, GPUs that drivers list, system, OpenCL drivers.
-
-    ``cpu`` is ``None`` if the system does not name it.
-    """
+    """The processor (``None`` if unknown), the number of usable CPUs, the GPUs, the system, and the OpenCL drivers."""
 
     cpu: str | None
     cpus: int | None
@@ -113,7 +110,7 @@ class Machine(NamedTuple):
 
     @property
     def title(self) -> str:
-        """Return it in a few words, the GPU first if there is one."""
+        """Return a short description, GPUs first."""
         kinds = {gpu: self.gpus.count(gpu) for gpu in self.gpus}
         gpus = [gpu if count == 1 else f"{count}x {gpu}" for gpu, count in kinds.items()]
         usable = None if self.cpus is None else plural(self.cpus, "CPU")
@@ -133,7 +130,7 @@ def machine(environment: Environment) -> Machine:
 
 @as_json("cachectl/bench/1", names={"saved": "saved_by_layer", "unused": "not_used"})
 class Bench(NamedTuple):
-    """All measurements, and the machine; ``unused`` maps the layers that were not turned off to the reason."""
+    """All measurements, and the machine; ``unused`` maps the layers that were not turned off to the reasons."""
 
     command: tuple[str, ...]
     settings: tuple[BenchSetting, ...]
@@ -152,8 +149,8 @@ def bench(
 ) -> Bench:
     """Measure a command in every setting of the caches. The user's own caches are neither read nor written.
 
-    :param rounds: how often each setting is run; the settings take turns
-    :param notice: gets lines that a reader of the figures must know
+    :param rounds: how often each setting is run, in turn
+    :param notice: gets caveats about the measurements
     :param show: gets the progress
     :raises Ended: if the command fails
     :raises CannotStart: if the command cannot be started
@@ -163,7 +160,7 @@ def bench(
     with child.signals_held() as signals, child.isolated_root(environment, notice=notice) as full:
 
         def measure(setting: str, root: Path, changes: Mapping[str, str | None]) -> float:
-            """Run the command below a root; return its wall seconds, or raise :class:`Ended`."""
+            """Run the command in a root; return its wall seconds, or raise :class:`Ended`."""
             child.link_cache_home(environment, layers, root)
             with TemporaryFile() as output:
                 started = time.perf_counter()
@@ -185,10 +182,10 @@ def bench(
             notice(f"still storing new entries after {_FILLS} runs; warm timings may be too high")
         settings, unused = _settings(stack, layers, entries)
         for number in range(rounds * len(settings)):
-            # Each round begins with another setting, so that none is always first.
+            # Each round begins with a different setting, so that none is always first.
             setting = settings[(number // len(settings) + number) % len(settings)]
             show(number, setting.setting, rounds * len(settings))
-            # A root of its own keeps a run from affecting the next.
+            # A separate root keeps a run from affecting the next one.
             with child.isolated_root(environment, notice=notice) as root:
                 if setting.setting not in (COLD, OFF):
                     child.copy_isolated_root(full, root)
@@ -197,7 +194,7 @@ def bench(
     warm, saved = settings[0], []
     for off in settings:
         if off.layer is not None:
-            by_round = tuple(cold - hot for cold, hot in zip(off.seconds, warm.seconds, strict=True))
+            by_round = tuple(slow - fast for slow, fast in zip(off.seconds, warm.seconds, strict=True))
             is_seen = min(off.seconds) > max(warm.seconds)
             saved.append(Saved(off.layer, off.median - warm.median, by_round, entries[off.layer], is_seen))
     described = child.try_extra("the machine is not described", lambda: machine(environment), notice)
@@ -208,7 +205,7 @@ def bench(
 def _settings(
     stack: layer_set.LayerSet, layers: Iterable[Layer], entries: Mapping[str, int]
 ) -> tuple[list[BenchSetting], dict[str, str]]:
-    """Return the settings, one for each layer that the command filled, and the layers that cannot be turned off."""
+    """Return the settings, including one for each layer that the command filled, and the layers that stay on."""
     users = (layer for layer in stack if layer.about.scope is Scope.USER)
     unused = {name: f"stays as it is: {reason}" for name, reason in child.unable(users, Ability.RELOCATE).items()}
     used: dict[Layer, set[str]] = {}
@@ -221,13 +218,13 @@ def _settings(
     settings = [BenchSetting(WARM, "every cache full", None, [])]
     for layer, variables in used.items():
         sharing = [other.name for other, others in used.items() if other is not layer and others & variables]
-        # A layer that is only emptied stores entries again, so its seconds include that.
+        # The seconds of a layer that is only emptied include storing its entries again.
         if sharing:
-            how = f"emptied: its switch is that of {', '.join(sharing)} too"
+            how = f"emptied: it shares its switch with {', '.join(sharing)}"
         elif child.can_switch(layer) and not layer.disable().patches:
             how = _SWITCHED
         else:
-            how = "emptied: no variable switches it"
+            how = "emptied: no variable switches it off"
         if how != _SWITCHED and layer.abilities()[Ability.CLEAR] is not None:
             unused[layer.name] = "no switch, and it cannot be emptied"
             continue
@@ -239,7 +236,7 @@ def _settings(
 def _prepared(
     setting: BenchSetting, stack: layer_set.LayerSet, layers: Iterable[Layer], root: Path
 ) -> dict[str, str | None]:
-    """Return the variables of a setting below a root, in which a layer without a switch is emptied for its turn."""
+    """Return the variables of a setting in a root, and empty the layer of the setting there if it has no switch."""
     if setting.setting == OFF:
         return child.variables_off(layers, stack, root)
     changes = child.variables_isolated(layers, root)
@@ -249,12 +246,12 @@ def _prepared(
         layer = layer_set.LayerSet(stack.environment.with_variables(changes))[setting.layer]
         outcome = layer.clear(layer.plan_clear())
         if outcome.failed:
-            raise Refused(layer.name, f"cannot be emptied for its turn: {outcome.failed[0].because}")
+            raise Refused(layer.name, f"cannot be emptied: {outcome.failed[0].because}")
     return changes
 
 
 def _entries(layers: Iterable[Layer], environment: Environment, root: Path) -> dict[str, int]:
-    """Count the entries of each layer below a root; those that cannot be read count as none."""
+    """Count the entries of each layer in a root; unreadable entries are not counted."""
     moved, counts = layer_set.LayerSet(child.environment_of(environment, root)), {}
     for name in (layer.name for layer in layers):
         counts[name] = 0
@@ -262,9 +259,6 @@ def _entries(layers: Iterable[Layer], environment: Environment, root: Path) -> d
             places = [place for place in moved[name].roots() if root in place.path.parents]
             counts[name] = sum(moved[name].store.usage(place).entries or 0 for place in places)
     return counts
-
-
-# ---------------------------------------------------------------------- the command line
 
 
 def run(request: verbs.Request) -> int:
@@ -277,7 +271,7 @@ def run(request: verbs.Request) -> int:
     if options.plot is not None and find_spec("matplotlib") is None:
         raise CachectlError("--plot needs matplotlib, the extra plot: pip install 'opencl-cachectl[plot]'")
     if options.plot == options.json == stream:
-        request.misuse("JSON and the picture cannot both go to standard output; name a FILE")
+        request.misuse("JSON and the chart cannot both go to standard output; name a FILE for one")
     kind = output_files.json_kind("cachectl/bench")
     document, picture = request.outputs((options.json, kind), (options.plot, output_files.PICTURE))
     try:
@@ -287,7 +281,7 @@ def run(request: verbs.Request) -> int:
         request.output.say_on_stderr(f"command: {line}" for line in ended.said)
         raise
     if options.json != stream:
-        # Standard output may belong to the picture.
+        # Standard output may be the chart's.
         say = request.output.say_on_stderr if options.plot == stream else request.output.say
         say(show(measured))
     request.write_json(measured, document)
@@ -315,7 +309,7 @@ def show(measured: Bench) -> Iterator[str | Table]:
         ]
         yield Table({**dict.fromkeys(("saves s", "least", "most"), units.count), "layer": str, "": str}, rows)
     else:
-        yield "the command fills no cache"
+        yield "the command stores nothing in any cache"
     if measured.unused:
         yield from ("", f"not used: {', '.join(measured.unused)}")
 
@@ -325,11 +319,8 @@ def _difference(seconds: float) -> str:
     return f"{round(seconds, 2) or 0.0:+.2f}"
 
 
-# ---------------------------------------------------------------------- the picture
-
-
 def _draw(measured: Bench, form: str) -> bytes:
-    """Draw medians as bars with every run as a point; return the bytes of a file in matplotlib's format ``form``."""
+    """Draw medians as bars and runs as points; return a file in matplotlib's format ``form``."""
     import io
 
     import matplotlib as mpl
@@ -340,27 +331,25 @@ def _draw(measured: Bench, form: str) -> bytes:
     for setting in measured.settings:
         what = f"without {setting.layer}" if setting.layer else f"all caches {setting.setting}"
         titles.append(f"{what}\n{setting.median:.2f} ({_difference(setting.median - medians[0])})")
-    colours = [_ONE_OFF if one.layer else _COLOURS[one.setting] for one in measured.settings]
-    # Text stays text in an SVG, so that a slide can be searched.
+    colours = [_ONE_OFF if setting.layer else _COLOURS[setting.setting] for setting in measured.settings]
+    # Text in an SVG stays text, so that slides can be searched.
     with mpl.rc_context({"font.size": 13, "svg.fonttype": "none", "text.parse_math": False}):
         figure = Figure(figsize=(10, 2 + 0.52 * len(medians)), layout="constrained")
         axes = figure.add_subplot()
         axes.barh(titles, medians, height=0.62, color=colours, zorder=2)
         for place, setting in enumerate(measured.settings):
-            axes.scatter(
-                setting.seconds, [place] * len(setting.seconds), s=26, color=_INK, edgecolors="white", zorder=3
-            )
+            places = [place] * len(setting.seconds)
+            axes.scatter(setting.seconds, places, s=26, color=_INK, edgecolors="white", zorder=3)
         axes.invert_yaxis()
-        axes.set_xlabel("wall seconds; every run is a point, and in brackets is the difference to warm")
+        axes.set_xlabel("wall seconds (points: single runs; in parentheses: difference to warm)")
         axes.grid(visible=True, axis="x", color="#e4e7eb", zorder=0)
         axes.spines[:].set_visible(False)
-        # Programs and files without their folders, cut to the width of the picture.
+        # Without folders, and cut to the width of the chart.
         words = shlex.join(os.path.basename(word) if os.path.isabs(word) else word for word in measured.command)
         figure.suptitle(words if len(words) <= _TITLE else words[: _TITLE - 1] + "…", fontweight="bold", color=_INK)
         rounds = len(measured.settings[0].seconds)
         axes.set_title(f"{measured.machine.title} · {'once' if rounds == 1 else f'{rounds} times'} each")
         file = io.BytesIO()
-        figure.savefig(
-            file, format=form, dpi=160, metadata={"Software" if form == "png" else "Creator": output_files.MAKER}
-        )
+        maker = {"Software" if form == "png" else "Creator": output_files.MAKER}
+        figure.savefig(file, format=form, dpi=160, metadata=maker)
     return file.getvalue()

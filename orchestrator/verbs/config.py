@@ -1,4 +1,4 @@
-"""``cachectl config``: what is set, and where."""
+"""``cachectl config``: the settings, and where each was set."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def table(document: _Document, _request: verbs.Request) -> Table:
 
 
 def show(document: _Document, request: verbs.Request) -> Iterator[object]:
-    """Yield the settings, and where files are looked for."""
+    """Yield the settings, and the files that are looked for."""
     yield table(document, request) if document["settings"] else "nothing is set"
     yield ""
     for file in document["files"]:

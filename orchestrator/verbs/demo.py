@@ -1,4 +1,4 @@
-"""``cachectl demo``: real kernels on PoCL, cold, warm, with caches off, and cold again after a purge."""
+"""``cachectl demo``: run real kernels on PoCL cold, warm, with caches off, and cold again after a purge."""
 
 from __future__ import annotations
 
@@ -21,16 +21,14 @@ from cachectl.verbs.report import report
 EXAMPLE = "cachectl demo"
 OPTIONS = ()
 _KERNELS = 8
-#: How many entries that were left are named.
+#: How many skipped entries are named.
 _FEW = 3
 
 
 def run(request: verbs.Request) -> int:
     """Carry out ``cachectl demo``: warm and off must store nothing, purge must remove all, and cold refill."""
     if missing := [name for name in ("loopy", "pyopencl") if find_spec(name) is None]:
-        raise CachectlError(
-            f"the demo needs {' and '.join(missing)}; the extra demo: pip install 'opencl-cachectl[demo]'"
-        )
+        raise CachectlError(f"the demo needs {' and '.join(missing)}: pip install 'opencl-cachectl[demo]'")
     here = request.environment
     rows: list[tuple[str, str, int, str]] = []
     say_left_alone(tuple(LayerSet(here)), (), request.notice, off=True)
@@ -57,7 +55,7 @@ def run(request: verbs.Request) -> int:
     removed, skipped = purged.total.removed, purged.total.skipped
     cleared = f"cachectl purge --all: {removed} entries removed, {units.size(purged.total.bytes_freed)}"
     request.output.say([Table({**numbers, "run": str}, rows), "", cleared])
-    # A purge leaves, and names, what another program may use whose root is unknown.
+    # A purge skips, and names, entries that another program may be using.
     for outcome in purged.layers:
         request.output.warn_notes(f"{outcome.layer}: skipped", outcome.skipped[:_FEW], verbose=False)
     if 0 < cold == warm == without == again and 0 <= cold - removed <= skipped:
@@ -78,4 +76,4 @@ def _run(what: str, environment: Environment) -> float:
     try:
         return float(sum(parse_json(child.stdout).values()))
     except PARSE_ERRORS as error:
-        raise CachectlError(f"the demo program printed something else than its times ({what})") from error
+        raise CachectlError(f"the demo program printed something other than its times ({what})") from error

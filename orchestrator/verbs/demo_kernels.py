@@ -14,7 +14,7 @@ from typing import Any
 
 
 def main(count: int) -> None:
-    """Compile and run the kernels, each of its own name and arithmetic."""
+    """Compile and run the kernels, which differ in name and arithmetic."""
     import loopy
     import numpy as np
     import pyopencl as cl
@@ -38,7 +38,7 @@ def main(count: int) -> None:
 
 
 def _pocl_device(cl: Any) -> Any:  # noqa: ANN401 - PyOpenCL is imported only by the caller
-    """Return the first PoCL that compiles: version 3.0 refuses processors that are newer than its LLVM."""
+    """Return the first PoCL device that compiles: version 3.0 refuses processors newer than its LLVM."""
     try:
         platforms = cl.get_platforms()
     except cl.LogicError:
@@ -54,10 +54,8 @@ def _pocl_device(cl: Any) -> Any:  # noqa: ANN401 - PyOpenCL is imported only by
             else:
                 return device
     if refused:
-        sys.exit(
-            f"PoCL cannot compile for this processor ({refused}); install a newer one: apt install pocl-opencl-icd"
-        )
-    sys.exit("no PoCL is registered here, the extra demo: pip install 'opencl-cachectl[demo]'")
+        sys.exit(f"PoCL cannot compile for this processor ({refused}); a newer PoCL: apt install pocl-opencl-icd")
+    sys.exit("no PoCL is registered here: pip install 'opencl-cachectl[demo]'")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""``cachectl dir``: the places of caches, one a line."""
+"""``cachectl dir``: print the folders of caches, one per line."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from cachectl.layers.core.root import Root
 
 EXAMPLE = "cachectl dir pocl"
 OPTIONS = (verbs.LAYERS, verbs.ROOT)
-EPILOG = "Without LAYER, places that do not exist are excluded."
+EPILOG = "Without LAYER, only folders that exist are printed."
 
 
 def run(request: verbs.Request) -> int:
-    """Carry out ``cachectl dir``: the roots that exist, each once, and the main root of each layer that is named.
+    """Carry out ``cachectl dir``: print each existing root once, and the first root of each named layer.
 
-    The temporary folder, a fallback of some libraries, is no place of a cache.
+    The temporary folder, a fallback of some libraries, is not printed.
     """
     names = request.options.layers
     main: dict[Layer, Root] = {}

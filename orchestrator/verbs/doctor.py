@@ -1,8 +1,8 @@
-"""``cachectl doctor``: find problems of this set-up, each with the command that fixes it.
+"""``cachectl doctor``: find problems with this setup, and the command that fixes each.
 
-Each layer reports its own problems (:meth:`Layer.diagnose`). This module checks what holds for every layer: full file
-systems, places (:mod:`cachectl.layers.disk.place` is the judge), roots that ranks share, stale entries and leaked
-files. It only reads; damage is the affair of ``verify``.
+Each layer reports its own problems (:meth:`Layer.diagnose`). This module checks what concerns every layer: full file
+systems, places (judged by :mod:`cachectl.layers.disk.place`), roots that ranks share, stale entries and leaked files.
+It only reads, and leaves damage to ``verify``.
 """
 
 from __future__ import annotations
@@ -33,28 +33,28 @@ from cachectl.layers.stores.old_locks import find_old_locks
 from cachectl.verbs import verify
 
 EXAMPLE = "cachectl doctor"
-PLACE = ("--place", "DIR", "judge a folder before the caches of a job are moved there", {"type": verbs.folder})
+PLACE = ("--place", "DIR", "check whether a folder suits caches, before they are moved there", {"type": verbs.folder})
 OPTIONS = (verbs.LAYERS, PLACE, verbs.VERBOSE_FINDINGS, verbs.PLACES, verbs.FORM)
 
 _WORST_FIRST = tuple(Severity)
-#: Free bytes and files: below the first nothing can be stored, below the second the next program may run out of space.
+#: Free bytes and files: below the first limits nothing can be stored, below the second a program may run out of space.
 _FULL = (1 << 20, 10)
 _NEARLY_FULL = (16 << 20, 100)
-#: This many empty files have no bytes, but they use up a quota of files.
+#: This many empty files matter, because they use up a quota of files.
 _MANY_FILES = 1000
-#: Shell words for folders of this user.
+#: Folders of this user, as shell words.
 _OWN = '"$HOME/.cachectl"'
 _TEMPORARY = '"$(mktemp -d)"'
-#: The fix where no folder is known that serves a layer.
-_JUDGE = "name another folder: cachectl doctor --place DIR judges it"
+#: The fix if no folder is known that suits a layer.
+_JUDGE = "use another folder, after checking it with cachectl doctor --place DIR"
 _KEEP = "docker run -v kernels:/kernels ..., with the variables that cachectl env --root /kernels prints"
 
 
 class _Placed(NamedTuple):
-    """A finding, the state that it is about, and what follows for its layer.
+    """A finding, the state that it describes, and the effect on its layer.
 
-    Findings of one code about one ``state`` become one. ``folder`` are the shell words for the folder to which the fix
-    moves the layer; they are empty if it moves nothing.
+    Findings of one code about one ``state`` are joined. ``folder`` is the folder to which the fix moves the layer, as
+    shell words; it is empty if the fix moves nothing.
     """
 
     state: object
@@ -64,7 +64,7 @@ class _Placed(NamedTuple):
 
 
 class _Holding(NamedTuple):
-    """A root of a layer, whether it is the layer's first and exists, and what it holds, or the error of counting it."""
+    """A root of a layer, whether it is the layer's first and exists, and its usage or the error in counting it."""
 
     layer: Layer
     root: Root
@@ -75,13 +75,13 @@ class _Holding(NamedTuple):
 
     @property
     def is_filled(self) -> bool:
-        """Return whether it holds something, or cannot be counted."""
+        """Return whether it holds anything, or cannot be counted."""
         usage = self.usage
         return self.error is not None or bool(usage.entries or usage.files or usage.orphan_files)
 
     @property
     def in_use(self) -> bool:
-        """Return whether programs use it: a fallback that is empty, such as the temporary folder, is not in use."""
+        """Return whether programs use it: an empty fallback, such as the temporary folder, is not in use."""
         return self.first or (self.exists and self.is_filled)
 
     @property
@@ -92,7 +92,7 @@ class _Holding(NamedTuple):
 
     @property
     def clearable(self) -> bool:
-        """Return whether what is there is known, and can be removed."""
+        """Return whether its content is known and can be removed."""
         return self.error is None and self.layer.abilities()[Ability.CLEAR] is None
 
     def finding(self, state: object, code: Code, severity: Severity | None, message: str, fix: str) -> _Placed:
@@ -100,7 +100,7 @@ class _Holding(NamedTuple):
         return _Placed(state, code.finding(self.layer.name, self.root.path, message, fix, severity=severity))
 
     def moved(self, state: object, code: Code, hazard: Hazard, message: str, folder: str) -> _Placed:
-        """Return a finding about this root whose fix moves the layer to ``folder``, which is already quoted."""
+        """Return a finding about this root, with a fix that moves the layer to ``folder``, which is already quoted."""
         fix = _move((self.layer.name,), folder) if folder else _JUDGE
         if (reason := self.layer.abilities()[Ability.RELOCATE]) is not None:
             fix, folder = f"nothing moves it: {reason}", ""
@@ -108,27 +108,26 @@ class _Holding(NamedTuple):
         return placed._replace(effect=hazard.message, folder=folder)
 
     def free_folder(self, *, local: bool = False) -> str:
-        """Return the shell words for a folder that serves the layer and has room; none if neither of two does.
+        """Return a folder that suits the layer and has room, as shell words; empty if there is none.
 
-        It is of the home unless ``local``, else a temporary one.
+        The one in the home folder is preferred, or if ``local`` a temporary one.
         """
         environment = self.layer.environment
         home, uses = environment.home_folder, self.layer.about.uses
         choices = [(home, _OWN), (environment.temporary, _TEMPORARY)]
         if local:
             choices.reverse()
-        serving = (words for folder, words in choices if places.serves(folder, uses, home))
-        return next(serving, "")
+        return next((words for folder, words in choices if places.serves(folder, uses, home)), "")
 
 
 def doctor(stack: layer_set.LayerSet, layers: Iterable[str] = (), *, place: Path | None = None) -> listing.Findings:
-    """Return the problems of this set-up, each with the command that fixes it, and what was not checked.
+    """Return the problems with this setup, the command that fixes each, and what was not checked.
 
-    Full file systems come first, then layer by layer, the worst of each first. A state that stops several layers is one
-    finding.
+    Full file systems come first, then the layers, the worst problems of each first. A state that affects several layers
+    is one finding.
 
     :param layers: names; none means all, and broken plug-ins
-    :param place: an absolute folder, existing or not: judge only whether it serves the layers that can be moved there
+    :param place: an absolute path: check only whether this folder suits the layers that can be moved
     :raises BadRequest: for an unknown layer
     """
     names = tuple(layers)
@@ -155,7 +154,7 @@ def doctor(stack: layer_set.LayerSet, layers: Iterable[str] = (), *, place: Path
 
 
 def _unexamined(layer: Layer, roots: Iterable[_Holding]) -> Iterator[str]:
-    """Yield what could not be looked at, of a layer that holds something."""
+    """Yield what was not examined, for a layer that holds anything."""
     filled = [holding for holding in roots if holding.is_filled]
     for holding in filled:
         for problem in holding.usage.problems:
@@ -168,7 +167,7 @@ def _unexamined(layer: Layer, roots: Iterable[_Holding]) -> Iterator[str]:
 
 
 def _judge(folder: Path, layers: Iterable[Layer]) -> listing.Findings:
-    """Return why a folder does not serve the layers that can be moved there."""
+    """Return why a folder does not suit the layers that can be moved there."""
     roots: list[_Holding] = []
     for layer in layers:
         if layer.about.scope is Scope.USER and layer.abilities()[Ability.RELOCATE] is None:
@@ -178,7 +177,7 @@ def _judge(folder: Path, layers: Iterable[Layer]) -> listing.Findings:
     for holding in roots:
         for each in _guarded(holding.layer, folder, (*_of_use(holding), *_of_sharing(holding))):
             finding = each.finding
-            # The variable is the one that would name the folder.
+            # It would unset the variable that names the folder.
             if each.folder or finding.fix.startswith("unset "):
                 finding = finding._replace(fix="name another folder", fix_tested=False)
             placed.append(each._replace(finding=finding, folder=""))
@@ -186,7 +185,7 @@ def _judge(folder: Path, layers: Iterable[Layer]) -> listing.Findings:
 
 
 def _joined(placed: Iterable[_Placed]) -> Iterator[Finding]:
-    """Yield one finding for each state, the worst of its layers', which names all that it stops."""
+    """Yield one finding for each state: the most severe one of its layers, with the effects on all of them."""
     states: dict[object, list[_Placed]] = {}
     for each in placed:
         states.setdefault((each.finding.code, each.state), []).append(each)
@@ -208,7 +207,7 @@ def _move(layers: Iterable[str], folder: str) -> str:
 
 
 def _holdings(layer: Layer) -> Iterator[_Holding]:
-    """Yield the roots of a layer; one that cannot be asked whether it exists is read, which reports the error."""
+    """Yield the roots of a layer; if it is unknown whether one exists, reading it reports the error."""
     with suppress(*FAILURES):
         for number, root in enumerate(every_root(layer)):
             exists, usage, failure = True, UNCOUNTED, None
@@ -222,7 +221,7 @@ def _holdings(layer: Layer) -> Iterator[_Holding]:
 
 
 def _guarded(layer: Layer, path: Path | None, placed: Iterable[_Placed]) -> Iterator[_Placed]:
-    """Yield findings, and the error that ends them as one more; of an error met several times, one is shown."""
+    """Yield findings, and an error that ends them as one more; repeated errors are joined."""
     try:
         yield from placed
     except FAILURES as error:
@@ -230,12 +229,12 @@ def _guarded(layer: Layer, path: Path | None, placed: Iterable[_Placed]) -> Iter
 
 
 def _of_layer(layer: Layer, roots: Iterable[_Holding]) -> Iterator[_Placed]:
-    """Yield what the layer itself reports."""
+    """Yield the findings of the layer itself."""
     try:
-        # Layers that share a variable have one problem with it.
+        # A problem with a variable that layers share is one state.
         yield from (_Placed((finding.message, finding.fix), finding) for finding in spelling.diagnosed(layer))
     except FAILURES as error:
-        # The finding of a root that cannot be read names it.
+        # If a root is unreadable, its own finding says so.
         if not isinstance(error, (LayerError, OSError)) or all(holding.is_readable for holding in roots):
             yield _Placed((layer, None), listing.failure(layer, None, error))
 
@@ -245,24 +244,23 @@ def _of_roots(layer: Layer, roots: Iterable[_Holding]) -> Iterator[_Placed]:
     for holding in roots:
         path = holding.root.path
         if first_failed and not holding.is_readable:
-            # It is next to the first.
+            # It is usually next to the first root, with the same cause.
             continue
         first_failed |= holding.first and not holding.is_readable
         if holding.error is not None:
             yield _unread(holding, listing.failure(layer, path, holding.error))
         unread = {problem.path: problem for problem in holding.usage.problems if problem.code == codes.UNREADABLE.name}
         yield from (_unread(holding, finding_of(layer.store, holding.root, problem)) for problem in unread.values())
-        # The library will make its first root at its first use.
         if holding.in_use:
             yield from (each for each in _guarded(layer, path, _of_place(holding)) if each.state not in unread)
         if holding.exists and holding.clearable and not layer.about.precious:
             yield from _of_waste(holding)
-    # The error that kept them from being listed.
+    # Raises the error that kept roots from being listed.
     tuple(every_root(layer))
 
 
 def _unread(holding: _Holding, finding: Finding) -> _Placed:
-    """Return the finding of what could not be read; a right to read is of no use to a library that has to write."""
+    """Return a finding about an unreadable path, with a fix that allows the library to write too."""
     judged = listing.judged(holding.layer, finding)
     place = finding.root if finding.key is None else finding.root / finding.key
     if not holding.first or finding.code != codes.UNREADABLE.name:
@@ -283,7 +281,7 @@ def _of_waste(holding: _Holding) -> Iterator[_Placed]:
     root, usage, fix = holding.root, holding.usage, f"cachectl prune --stale {holding.layer.name}"
     if usage.stale_entries:
         amount = plural(usage.stale_entries, "stale entry", "stale entries")
-        message = f"{amount} of {usage.stale_bytes or 0:,} bytes, whose driver was seen here and has gone"
+        message = f"{amount} of {usage.stale_bytes or 0:,} bytes, of a driver that was seen here and is gone"
         yield holding.finding(root, codes.STALE, WASTES, message, fix)
     if usage.orphan_files:
         wastes = usage.orphan_bytes or usage.orphan_files >= _MANY_FILES
@@ -296,7 +294,7 @@ def _of_waste(holding: _Holding) -> Iterator[_Placed]:
 
 
 def _of_space(roots: Iterable[_Holding]) -> Iterator[Finding]:
-    """Report each file system or quota of a user's root that is full or nearly full."""
+    """Report each full or nearly full file system or quota of a user's roots."""
     devices: dict[int, list[_Holding]] = {}
     for holding in roots:
         if holding.root.scope is Scope.USER and holding.in_use:
@@ -331,7 +329,7 @@ def _shortage(roots: list[_Holding], free: room.Room) -> Iterator[Finding]:
         fix = f"cachectl purge {largest.layer.name}"
     severity = FAILS if max(grades) > 1 else RISKS
     left, needed = (free[0], _FULL[0]) if unit == "bytes" else (free[1], _FULL[1])
-    # Else to clear everything does not help.
+    # If clearing everything would not help, move the layers.
     if (left or 0) + sum(map(amount, roots)) < needed and (folder := largest.free_folder()):
         movable = (holding.layer for holding in roots if holding.layer.abilities()[Ability.RELOCATE] is None)
         fix = _move(dict.fromkeys(layer.name for layer in movable), folder)
@@ -343,7 +341,7 @@ def _shortage(roots: list[_Holding], free: room.Room) -> Iterator[Finding]:
 
 
 def _of_place(holding: _Holding) -> Iterator[_Placed]:
-    """Report old locks, and problems with the place of a root that need not exist; those of use if the layer is on."""
+    """Report old locks and problems with the place of a root; problems of use only if the layer is on."""
     is_on = True
     with suppress(*FAILURES):
         is_on = holding.layer.state().condition in (ENABLED, UNKNOWN)
@@ -361,7 +359,7 @@ def _of_place(holding: _Holding) -> Iterator[_Placed]:
 
 
 def _of_use(holding: _Holding) -> Iterator[_Placed]:
-    """Report why the library cannot use a root as it does, and who else can change what is in it."""
+    """Report why the library cannot use a root, and who else can change its content."""
     layer, root, environment = holding.layer, holding.root, holding.layer.environment
     is_used = holding.first and holding.is_readable and root.scope is Scope.USER
     uses = layer.about.uses if is_used else {}
@@ -369,7 +367,7 @@ def _of_use(holding: _Holding) -> Iterator[_Placed]:
     for obstacle in places.find_obstacles(root.path, uses, environment.home_folder, written):
         code, hazard = codes.COMMON[obstacle.code], Hazard(UNSAFE, "")
         if obstacle.use is not None:
-            # The other uses are kinds of writing.
+            # All other uses are kinds of writing.
             effect = uses.get(obstacle.use) or uses.get(Use.WRITE)
             if effect is None:
                 continue
@@ -380,7 +378,7 @@ def _of_use(holding: _Holding) -> Iterator[_Placed]:
         if code is codes.NO_FOLDER and fix.startswith("mv ") and environment.get(root.source) is not None:
             fix = f"unset {root.source}"
         elif code is codes.OWNER and environment.superuser and (user := environment.get("SUDO_USER")):
-            fix = f"sudo -H in place of sudo -E, which keeps the home of {user}"
+            fix = f"use sudo -H instead of sudo -E, which keeps the home of {user}"
         if fix:
             placed = holding.finding(obstacle.place, code, hazard.severity, obstacle.message, fix)
             yield placed._replace(effect=hazard.message)
@@ -389,19 +387,19 @@ def _of_use(holding: _Holding) -> Iterator[_Placed]:
 
 
 def _of_sharing(holding: _Holding) -> Iterator[_Placed]:
-    """Report a root on a network file system, or one that the ranks of this job share; one folder cures both."""
+    """Report a root on a network file system, or one that the ranks of this job share; one folder fixes both."""
     layer, root, environment = holding.layer, holding.root, holding.layer.environment
     kind, job = processes.network_file_system(environment, root.path), launcher.parallel_job(environment)
     code, states, hazards = codes.NETWORK, list[str](), list[Hazard]()
     if kind is not None and (hazard := layer.about.on_network) is not None:
-        states.append(f"lies on a network file system ({kind})")
+        states.append(f"is on a network file system ({kind})")
         hazards.append(hazard)
-    # A cache is made again, and tuning is not: it stays in the home.
+    # Tuning results cannot be rebuilt, so they stay in the home folder.
     folder = '"$HOME/.cachectl/$(hostname)"' if layer.about.precious else holding.free_folder(local=True)
     if job is not None and (hazard := layer.about.among_ranks) is not None and not _apart(environment, root.path):
         several = "the ranks" if job.ranks is None else f"the {job.ranks} ranks"
         script = "a conftest.py, by os.environ" if "XDIST" in job.rank_variable else "the script that each rank runs"
-        where = "" if layer.abilities()[Ability.RELOCATE] else f" (to be fixed in {script})"
+        where = "" if layer.abilities()[Ability.RELOCATE] else f" (fix this in {script})"
         code, folder = codes.RANKS, launcher.own_folder(environment, job)
         states.append(f"{several} of this job share it{where}")
         hazards.append(hazard)
@@ -412,9 +410,9 @@ def _of_sharing(holding: _Holding) -> Iterator[_Placed]:
 
 
 def _apart(environment: Environment, path: Path) -> bool:
-    """Return whether a root is this rank's own: whether a folder's name, the home's path apart, ends with the rank.
+    """Return whether a root is only this rank's: a name in its path, below the home folder, ends with the rank.
 
-    The rank within the node counts on a local disk, and elsewhere only if the name has the node too.
+    The rank within the node counts on a local disk; elsewhere it counts only if the name contains the node's name too.
     """
     home, machine = environment.home_folder, node()
     local = processes.network_file_system(environment, path) is None
@@ -425,9 +423,6 @@ def _apart(environment: Environment, path: Path) -> bool:
         if end is not None and int(end[0]) in {launcher.number_of(environment, name) for name in variables}:
             return True
     return False
-
-
-# ---------------------------------------------------------------------- the command line
 
 
 def run(request: verbs.Request) -> listing.Findings:
@@ -444,8 +439,8 @@ table, of_users = verify.table, verify.of_users
 def show(result: listing.Findings, request: verbs.Request) -> Iterator[object]:
     """Yield each finding, and what was not checked."""
     folder = request.options.place
-    nothing = "nothing was found in this set-up that is wrong; cachectl verify checks the entries"
-    nothing = nothing if folder is None else f"{folder} serves the layers"
+    nothing = "no problem with this setup was found; cachectl verify checks the entries"
+    nothing = nothing if folder is None else f"{folder} suits the layers"
     yield from verify.findings_lines(result, nothing, verbose=request.options.verbose)
     if result.failed and folder is None:
         yield "cachectl verify checks the entries"
@@ -454,5 +449,5 @@ def show(result: listing.Findings, request: verbs.Request) -> Iterator[object]:
         yield from verify.not_checked_lines(_LIMITS)
 
 
-#: What no command can see from here.
-_LIMITS = {"every layer": "quotas that only a server knows, programs of other users, and those of other machines"}
+#: What cachectl cannot see.
+_LIMITS = {"every layer": "quotas that only a server knows, and programs of other users or on other machines"}

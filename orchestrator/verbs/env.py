@@ -27,21 +27,21 @@ OPTIONS = (
     [
         ("--disable", "switch layers off"),
         ("--enable", "switch layers on"),
-        ("--root", "DIR", "keep every layer under one folder (moves XDG_CACHE_HOME, for every program)"),
+        ("--root", "DIR", "move every layer below DIR (sets XDG_CACHE_HOME, for every program)"),
     ],
     verbs.LAYER,
-    ("--shell", None, "whose commands to print (default: the login shell's)", {"choices": tuple(_SYNTAXES)}),
+    ("--shell", None, "syntax of the commands (default: the login shell's)", {"choices": tuple(_SYNTAXES)}),
 )
 
 
 def env(
     stack: layer_set.LayerSet, *, enable: bool = False, root: str | None = None, layers: Iterable[str] = ()
 ) -> tuple[Mapping[str, str | None], list[str]]:
-    """Return the variables that switch layers off, on (``enable``) or move them to a folder; ``None`` unsets one.
+    """Return the variables that switch layers off or on (``enable``), or move them below ``root``; ``None`` unsets one.
 
-    The second value has a line for each layer that variables cannot switch or move. Raises :class:`Refused` if such a
-    layer is named, and :class:`BadRequest` if ``root`` is not a directory. Makes the folders below ``root`` that a
-    library would not make itself.
+    The second value has one line for each layer that variables cannot switch or move. Makes the folders below ``root``
+    that a library does not make itself. Raises :class:`Refused` if a named layer cannot be switched or moved, and
+    :class:`BadRequest` if ``root`` is not a directory.
     """
     folder = None if root is None else stack.environment.expand(root)
     if folder is not None and (not root or (folder.exists() and not folder.is_dir())):
@@ -60,13 +60,13 @@ def env(
         switch = layer.relocate(folder) if folder is not None else layer.enable() if enable else layer.disable()
         switches.append(switch)
         if switch.patches:
-            notes.append(f"{layer.name}: no variable switches it off; cachectl run --no-cache does")
+            notes.append(f"{layer.name}: no variable switches it off, but cachectl run --no-cache does")
     if folder is not None and (reason := why_closed(folder, stack.environment.home_folder)) is not None:
-        notes.append(f"{reason}; cachectl doctor --place {shlex.quote(str(folder))} says what follows")
+        notes.append(f"{reason}; see cachectl doctor --place {shlex.quote(str(folder))}")
     try:
         child.make_folders(switches)
     except OSError as error:
-        notes.append(f"{error.filename}: cannot be made ({error.strerror}); a layer that needs it keeps nothing")
+        notes.append(f"{error.filename}: cannot be made ({error.strerror}); layers that need it store nothing")
     return child.merged(switches), notes
 
 
@@ -84,7 +84,7 @@ def run(request: verbs.Request) -> int:
 
 
 def format_changes(changes: Mapping[str, str | None], shell: str) -> list[str]:
-    """Return a command for each variable; ``None`` unsets it. Raises :class:`CachectlError` for a value beyond csh."""
+    """Return a command for each variable; ``None`` unsets it. Raises :class:`CachectlError` if csh cannot quote it."""
     put, remove = _SYNTAXES[shell]
     return [
         remove.format(name=name) if value is None else put.format(name=name, value=_quoted(value, shell))
@@ -96,10 +96,10 @@ def _quoted(value: str, shell: str) -> str:
     if shell == "fish":
         return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
     if shell == "powershell":
-        # It takes typographic single quotes for plain ones.
+        # PowerShell treats typographic single quotes as plain ones.
         return "'" + re.sub("(['\u2018\u2019\u201a\u201b])", r"\1\1", value) + "'"
     if shell == "csh" and "\n" in value:
-        # It splits the output of `...` at newlines even if they are quoted.
+        # csh splits the output of `...` at newlines, even quoted ones.
         raise CachectlError(f"csh cannot quote a value that contains a newline: {value!r}")
-    # csh expands ! even between single quotes.
+    # csh expands ! even in single quotes.
     return shlex.quote(value).replace("!", "\\!") if shell == "csh" else shlex.quote(value)

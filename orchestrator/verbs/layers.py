@@ -1,4 +1,4 @@
-"""``cachectl layers``: what each layer can do here, and why not."""
+"""``cachectl layers``: what each layer can and cannot do here."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _Document = Mapping[str, Any]
 
 
 def run(request: verbs.Request) -> _Document:
-    """Carry out ``cachectl layers``: the abilities by name, ``None`` or why a layer lacks one; and broken plug-ins."""
+    """Carry out ``cachectl layers``: abilities with ``None`` or the reason for their lack, and broken plug-ins."""
     names = request.options.layers
     layers = [
         {
@@ -40,7 +40,7 @@ def table(document: _Document, _request: verbs.Request) -> Table:
 
 
 def show(document: _Document, request: verbs.Request) -> Iterator[object]:
-    """Yield the table, and the reason for each ability that is missing."""
+    """Yield the table, and the reason for each missing ability."""
     yield table(document, request)
     for layer in document["layers"]:
         for ability, reason in layer["abilities"].items():

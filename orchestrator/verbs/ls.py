@@ -1,4 +1,4 @@
-"""``cachectl ls``: what is there by kernel, or entries, one a line."""
+"""``cachectl ls``: list kernels, or single entries."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from cachectl.show import units
 from cachectl.show.table import Columns, Table
 
 _Row = TypeVar("_Row", Entry, listing.Kernel)
-#: What each order sorts by.
+#: The attribute to sort by.
 _ORDERS = {"size": "bytes", "age": "modified", "used": "used"}
 EXAMPLE = "cachectl ls --kernel 'axpy*'"
 OPTIONS = (
     verbs.LAYERS,
     verbs.SELECTION,
     ("--sort", None, "largest, oldest, or longest unused first", {"choices": tuple(_ORDERS)}),
-    ("--limit", "N", "show no more than N lines", {"type": int}),
-    ("-l --long", "an entry a line, with short keys"),
+    ("--limit", "N", "show at most N lines", {"type": int}),
+    ("-l --long", "list one entry per line, with short keys"),
     verbs.VERBOSE_MESSAGES,
     verbs.PYTHON,
     verbs.WAIT,
     verbs.PLACES,
-    [*verbs.FORM, ("-q --quiet", "print nothing but keys")],
+    [*verbs.FORM, ("-q --quiet", "print only keys")],
 )
-EPILOG = "On a terminal the table shortens names to fit; elsewhere they are whole. JSON and CSV have whole keys."
+EPILOG = "On a terminal, names are shortened to fit. JSON and CSV have full keys."
 
 
 def ls(
@@ -51,8 +51,8 @@ def ls(
     :param layers: names; none means all
     :param sort: ``"size"``, ``"age"`` or ``"used"``
     :param limit: the most entries, and the most kernels
-    :param contents: read entries also where the selection does not need that, for kernels, devices and versions
-    :param by_kernel: also sum them by kernel, in the same order
+    :param contents: read entries even if the selection does not need it, for kernels, devices and versions
+    :param by_kernel: also sum entries by kernel, in the same order
     :raises BadRequest: for an unknown layer, and a negative limit
     """
     if limit is not None and limit < 0:
@@ -112,7 +112,7 @@ def show(listed: listing.Listing, request: verbs.Request) -> Iterator[object]:
 
 
 def of_users(options: argparse.Namespace) -> verbs.OfUsers:
-    """Return kernels, or entries for ``-l`` and for CSV."""
+    """Show kernels, or entries with ``-l`` and ``--csv``."""
     order = _ORDERS[options.sort or "size"]
     if options.long or options.csv:
         return verbs.OfUsers("entries", ("layer", "key"), ("bytes",), order=order)
@@ -120,7 +120,7 @@ def of_users(options: argparse.Namespace) -> verbs.OfUsers:
 
 
 def kernels_table(kernels: Sequence[listing.Kernel], now: float) -> Table:
-    """Return a row for each kernel; ``now`` is the time that ages refer to."""
+    """Return one row for each kernel, with ages at the time ``now``."""
     columns: dict[str, Callable[[Any], str]] = {"kernel": str, "layers": str, "entries": units.count}
     columns |= {"size": units.size, "age": units.age}
     measured = any(kernel.saves is not None for kernel in kernels)
@@ -133,9 +133,9 @@ def kernels_table(kernels: Sequence[listing.Kernel], now: float) -> Table:
 
 
 def entries_table(entries: Iterable[Entry], now: float, stale: str) -> Table:
-    """Return the rows of entries; ``now`` is the time that ages refer to, ``stale`` the title over what is stale.
+    """Return one row for each entry, with ages at the time ``now``; ``stale`` is the title of that column.
 
-    Without that title the table is for people: keys are short, and never cut.
+    Without a title the table is for people: keys are short, and never cut.
     """
     rows: list[tuple[object, ...]] = []
     for entry in entries:

@@ -20,9 +20,14 @@ from cachectl.watching import ledger
 EXAMPLE = "cachectl prune --max-size 2G --dry-run"
 OPTIONS = (
     verbs.CLEARABLE,
-    ("--stale", "entries whose driver was seen here and has gone, and orphans"),
-    ("--older-than", "AGE", "entries not changed or used for 30d, 12h, 2w", {"type": verbs.age_of}),
-    ("--max-size", "SIZE", "until the layers together hold no more than 500M, 2GiB", {"type": verbs.size_of}),
+    ("--stale", "entries of a driver that was seen here and is gone, and orphans"),
+    ("--older-than", "AGE", "entries not changed or used for AGE, such as 30d, 12h or 2w", {"type": verbs.age_of}),
+    (
+        "--max-size",
+        "SIZE",
+        "the longest unused, until the layers together hold at most SIZE, such as 500M or 2GiB",
+        {"type": verbs.size_of},
+    ),
     *verbs.REMOVING,
     verbs.PYTHON,
     *verbs.CHANGING,
@@ -39,36 +44,38 @@ def prune(
 ) -> removal.RemovalPlan | removal.Removal:
     """Remove what is stale or old, then the longest unused until the rest fits, and what killed commands left.
 
-    :param limits: by default those of the config files, or what is stale if they have none
-    :param layers: names; none means every clearable one
+    Nothing is removed that the plan does not list. ``notice`` says what stays above a limit.
+
+    :param limits: by default those of the config files, or ``stale`` if these have none
+    :param layers: names; none means every clearable layer
     :param dry_run: return the plan
-    :param notice: gets a line for each thing that a caller should know
-    :returns: what of each layer goes, what is left and why; a layer that refuses is ``failed``
+    :param notice: gets one line for each thing that a caller should know
+    :returns: for each layer what is removed, and what is left and why; a layer that refuses is ``failed``
     :raises BadRequest: for an unknown layer
     """
     configured = None
     if limits is None:
-        # They decide what is stale.
+        # The configured interpreters decide what is stale.
         environment = config.with_interpreters(stack.environment)
         if environment is not stack.environment:
             stack = type(stack)(environment)
         configured = config.load(environment).limits(environment.clock())
         limits = config.Limits(stale=True) if configured.none else configured
-    # A command that runs every day by a config file would say it every day.
-    is_said = limits is not configured
     chosen = stack.chosen(layers)
     lines: list[str] = []
-
-    def plan() -> removal.RemovalPlan:
-        # What the last plan says of the rest counts.
-        lines.clear()
-        return plan_prune(chosen, limits, lines.append)
-
+    plan = partial(plan_prune, chosen, limits, lines.append)
     note = partial(ledger.note_removals, stack.environment, "prune")
-    is_limit = limits.bytes is not None
-    result = removal.carry_out(stack, chosen, plan, notice, dry_run=dry_run, note=note, repeats=is_limit)
-    for line in lines if is_said else ():
-        notice(line)
+    result = removal.carry_out(stack, chosen, plan, notice, dry_run=dry_run, note=note)
+    # With configured limits, a daily job would repeat these lines every day.
+    if limits is not configured:
+        if limits.bytes is not None and result.total.removed and not dry_run:
+            # Files of rows, and indexes, may have shrunk by less than was planned.
+            lines.clear()
+            if more := plan().total.removed:
+                amount = plural(more, "more entry", "more entries")
+                lines.append(f"more than {units.size(limits.bytes)} stay; another prune removes {amount}")
+        for line in lines:
+            notice(line)
     return result
 
 
@@ -77,51 +84,52 @@ def plan_prune(
 ) -> removal.RemovalPlan:
     """Plan the removals that the limits require; changes nothing.
 
-    If only stale entries are to go and none is known to be stale, ``notice`` gets what would free space.
+    The longest unused go first, by time of use, else of change, else by a bound on it. Where a trace has measured the
+    cost of misses, the order is: unused longest, largest, cheapest to rebuild (the greatest product of seconds unused
+    and bytes, divided by the seconds saved). Entries of unknown age stay.
 
-    The longest unused goes first, by time of use, else of change, else by a bound on it. Where a trace has measured
-    what misses take, it is what is long unused, large and cheap to make again: what has the greatest product of seconds
-    unused and bytes, divided by the seconds that it saves. Things of unknown age stay.
+    ``notice`` says what stays above a size limit. If only stale entries are to be removed and none is known to be
+    stale, it says what would free space.
     """
-    going: dict[Layer, list[Entry]] = {layer: [] for layer in layers}
-    unread: dict[Layer, list[Note]] = {layer: [] for layer in going}
-    unknown: dict[Layer, list[Note]] = {layer: [] for layer in going}
+    chosen: dict[Layer, list[Entry]] = {layer: [] for layer in layers}
+    unread: dict[Layer, list[Note]] = {layer: [] for layer in chosen}
+    unknown: dict[Layer, list[Note]] = {layer: [] for layer in chosen}
     book, now = ledger.empty(), 0.0
-    if going and limits.bytes is not None:
-        environment = next(iter(going)).environment
+    if chosen and limits.bytes is not None:
+        environment = next(iter(chosen)).environment
         book, now = ledger.readable(environment), environment.clock()
     aged: list[tuple[float, Layer, Entry]] = []
-    total, uncertain, overhead = 0, [0, 0], dict.fromkeys(going, 0)
+    total, uncertain, overhead = 0, [0, 0], dict.fromkeys(chosen, 0)
     only_stale = limits == config.Limits(stale=True)
-    for layer, item in _things(unread, unknown, contents=limits.stale or bool(book.kernels)):
+    for layer, item in _scanned(unread, unknown, contents=limits.stale or bool(book.kernels)):
         if isinstance(item, Usage):
             overhead[layer] += item.bytes or 0
             continue
         latest = item.latest
         is_old = limits.before is not None and latest is not None and latest < limits.before
         if is_old or (limits.stale and item.stale):
-            going[layer].append(item)
+            chosen[layer].append(item)
         else:
             total += item.bytes
             if item.stale is None:
                 uncertain = [uncertain[0] + 1, uncertain[1] + item.bytes]
             if latest is not None:
                 aged.append((latest, layer, item))
-    only_orphans = all(entry.is_orphan for entries in going.values() for entry in entries)
+    only_orphans = all(entry.is_orphan for entries in chosen.values() for entry in entries)
     if only_stale and uncertain[0] and only_orphans:
-        uncertain_share = f"{plural(uncertain[0], 'entry', 'entries')} ({units.size(uncertain[1])})"
-        advice = "--older-than 30d or --max-size 1G frees space"
-        notice(f"no entry is known to be stale, of {uncertain_share} that is unknown: {advice}")
+        amount = f"{plural(uncertain[0], 'entry', 'entries')} ({units.size(uncertain[1])})"
+        advice = "to free space, use --older-than 30d or --max-size 1G"
+        notice(f"no entry is known to be stale; for {amount} it is unknown; {advice}")
     for layer, entry in _longest_unused(aged, book, now, limits.bytes, (total, overhead), notice=notice):
-        going[layer].append(entry)
+        chosen[layer].append(entry)
 
     def plan(layer: Layer) -> Plan:
-        plan = plan_removal(layer, going[layer])
-        # What is of an unknown format is not known to be stale, but counts for the other limits.
+        plan = plan_removal(layer, chosen[layer])
+        # Files of an unknown format are not known to be stale, but count towards the other limits.
         left = () if only_stale else unknown[layer]
         return plan._replace(skipped=(*plan.skipped, *left), failed=(*plan.failed, *unread[layer]))
 
-    return removal.planned(going, plan)
+    return removal.planned(chosen, plan)
 
 
 def _longest_unused(
@@ -133,9 +141,10 @@ def _longest_unused(
     *,
     notice: Callable[[str], None],
 ) -> Iterator[tuple[Layer, Entry]]:
-    """Yield what goes first, until the rest fits; each entry is given with the time of its last use.
+    """Yield the entries to remove, in order, until the rest fits; ``aged`` has the time of last use of each.
 
-    ``counted`` are the bytes of all entries, and by layer those of other files, of which a share goes with each entry.
+    ``counted`` are the bytes of all entries, and by layer the other bytes, such as those of folders: each entry frees a
+    share of these.
     """
     if limit is None:
         return
@@ -144,12 +153,12 @@ def _longest_unused(
     excess: float = total - limit
     if excess > 0 and not aged:
         ageless = f", {units.size(of_entries)} in entries of unknown age" if of_entries else ""
-        files = f"{units.size(total - of_entries)} in files without entries, such as empty dictionaries and indexes"
+        files = f"{units.size(total - of_entries)} in files without entries (such as empty dictionaries and indexes)"
         notice(f"{units.size(total)} stay, more than {units.size(limit)}: {files}{ageless}")
     worth = book.worth([entry for _, _, entry in aged])
     ranks: list[float] = [latest for latest, _, _ in aged]
     if worth:
-        # Less than a nanosecond is no measurement.
+        # Not less than a nanosecond, to avoid a division by zero.
         pairs = zip(aged, worth, strict=True)
         ranks = [(latest - now) * entry.bytes / max(seconds, 1e-9) for (latest, _, entry), seconds in pairs]
     for _, (_, layer, entry) in sorted(zip(ranks, aged, strict=True), key=lambda pair: pair[0]):
@@ -159,10 +168,10 @@ def _longest_unused(
         excess -= entry.bytes + overhead[layer] / numbers[layer]
 
 
-def _things(
+def _scanned(
     unread: Mapping[Layer, list[Note]], unknown: Mapping[Layer, list[Note]], *, contents: bool
 ) -> Iterator[tuple[Layer, Entry | Usage]]:
-    """Yield what layers hold, and note what could not be read, or is of an unknown format."""
+    """Yield what layers hold; note in ``unread`` what could not be read, in ``unknown`` what has an unknown format."""
 
     def scan(layer: Layer, root: Root) -> Iterator[Found]:
         return layer.store.scan(root, contents=contents)

@@ -8,17 +8,12 @@ from cachectl.verbs import push
 _STORES = "a bundle FILE or - (standard input), a folder, s3://, ssh://, oci://"
 EXAMPLE = "cachectl pull warm.zip --trust"
 OPTIONS = (
-    (
-        "sources",
-        "SOURCE",
-        f"{_STORES}; an isolated root; or a database file of MIOpen. Layers follow",
-        {"nargs": "+"},
-    ),
+    ("sources", "SOURCE", f"{_STORES}; an isolated root; or a MIOpen database file", {"nargs": "+"}),
     verbs.CLEARABLE,
     verbs.SELECTION,
     verbs.ROOT,
     verbs.TRUST,
-    ("-n --dry-run", "list what would be placed, and touch nothing"),
+    ("-n --dry-run", "show what would be placed, but write nothing"),
     verbs.WAIT,
     verbs.SHARED,
     verbs.VERBOSE_MESSAGES,
@@ -37,12 +32,12 @@ def run(request: verbs.Request) -> transfer.Transfer:
     from cachectl.exchange.push_pull import pull
 
     options = request.options
-    # argparse takes all words before the first option for sources.
+    # argparse takes all words before the first option as sources.
     lists = {word: word.split(",") for word in options.sources}
     sources = [word for word, names in lists.items() if not all(name in request.stack for name in names)]
     options.layers = [*(name for word in lists.keys() - set(sources) for name in lists[word]), *options.layers]
     if not sources:
-        request.misuse("name a SOURCE before the layers; ./NAME is a folder that has the name of a layer")
+        request.misuse("write a SOURCE before the layers, or ./NAME for a folder with the name of a layer")
     selected = request.selection()
     with request.output.progress("pulling"):
         return pull(request.stack, sources, request.trust(), selected, layers=options.layers, dry_run=options.dry_run)

@@ -17,10 +17,10 @@ from cachectl.watching import ledger
 
 EXAMPLE = "cachectl purge pocl --older-than 30d"
 OPTIONS = (
-    ("layers", "LAYER", "a layer that cachectl layers lists (name one, or use --all)", verbs.MANY),
-    ("--all", "every user layer that is not precious"),
+    ("layers", "LAYER", "a layer, as cachectl layers lists it (name one, or use --all)", verbs.MANY),
+    ("--all", "every user layer except tuning results"),
     verbs.SELECTION,
-    ("--damaged", "only entries that verify finds damaged, which a run makes again; never results of tuning"),
+    ("--damaged", "only entries that verify finds damaged; never tuning results"),
     *verbs.REMOVING,
     *verbs.CHANGING,
 )
@@ -34,12 +34,12 @@ def plan_purge(
     damaged: bool = False,
     contents: bool = False,
 ) -> removal.RemovalPlan:
-    """Plan a purge; touches nothing. The plan's ``apply()`` carries it out.
+    """Plan a purge; changes nothing. The plan's ``apply()`` carries it out.
 
-    :param layers: names; none means every clearable one
+    :param layers: names; none means every clearable layer
     :param damaged: only damaged entries of the selection
-    :param contents: read entries also where the selection does not need that, for their kernels
-    :returns: what of each layer goes, what is left and why; a layer that refuses is ``failed``
+    :param contents: read the entries even if the selection does not need it, to list their kernels
+    :returns: for each layer what is removed, and what is left and why; a layer that refuses is ``failed``
     :raises BadRequest: for an unknown layer
     """
     chosen = stack.chosen(layers)
@@ -58,11 +58,11 @@ def purge(
 ) -> removal.RemovalPlan | removal.Removal:
     """Remove the selected entries, and what killed commands left.
 
-    :param layers: names; none means every clearable one
+    :param layers: names; none means every clearable layer
     :param damaged: only damaged entries of the selection
-    :param dry_run: return the plan, with ``contents`` as :func:`plan_purge` does
-    :param notice: gets a line for each thing that a caller should know
-    :returns: what of each layer goes, what is left and why; a layer that refuses is ``failed``
+    :param dry_run: return the plan; ``contents`` is that of :func:`plan_purge`
+    :param notice: gets one line for each thing that a caller should know
+    :returns: for each layer what is removed, and what is left and why; a layer that refuses is ``failed``
     :raises BadRequest: for an unknown layer
     """
     names = tuple(layers)
@@ -89,11 +89,8 @@ def run(request: verbs.Request) -> removal.RemovalPlan | removal.Removal:
     return result
 
 
-# ---------------------------------------------------------------------- what purge and prune show
-
-
 def of_users(_options: argparse.Namespace) -> verbs.OfUsers:
-    """Return a line for each layer of a user."""
+    """Show one line for each layer of a user."""
     numbers = ("removed", "orphans_removed", "bytes_freed", "skipped", "failed")
     return verbs.OfUsers("layers", ("layer",), numbers, order="bytes_freed")
 
@@ -101,15 +98,19 @@ def of_users(_options: argparse.Namespace) -> verbs.OfUsers:
 def layers_table(
     result: removal.RemovalPlan | removal.Removal, layers: Iterable[Plan | Outcome], home: str, *, sums: bool
 ) -> Table:
-    """Return the numbers of some layers with their places, and with ``sums`` those of all."""
+    """Return the numbers and places of some layers, with ``sums`` also the totals.
+
+    A plan shows the size of its entries, because what a file of rows will shrink by is not known before.
+    """
     verb = "would go" if result.dry_run else "removed"
     numbers = {verb: units.count, "orphans": units.count, "size": units.size, "skipped": units.count}
     rows = []
     for layer in layers:
         roots = " ".join(units.short_path(root, home) for root in layer.roots)
-        rows.append((layer.layer, layer.removed, layer.orphans_removed, layer.bytes_freed, len(layer.skipped), roots))
-    *total, _ = vars(result.total).values()
-    return Table({"layer": str, **numbers, "root": str}, rows, ("total", *total, "") if sums else ())
+        size = sum(entry.bytes for entry in layer.entries) if isinstance(layer, Plan) else layer.bytes_freed
+        rows.append((layer.layer, layer.removed, layer.orphans_removed, size, len(layer.skipped), roots))
+    last = ("total", *(sum(column) for column in list(zip(*rows, strict=True))[1:5]), "") if sums else ()
+    return Table({"layer": str, **numbers, "root": str}, rows, last)
 
 
 def is_empty(layer: Plan | Outcome) -> bool:
@@ -125,16 +126,16 @@ def table(result: removal.RemovalPlan | removal.Removal, request: verbs.Request)
 
 
 def show(result: removal.RemovalPlan | removal.Removal, request: verbs.Request) -> Iterator[object]:
-    """Yield what a removal did, or would do, layer by layer, with ``-v`` each entry of a plan; warn of what stays.
+    """Yield what a removal did or would do, layer by layer, with ``-v`` each entry of a plan; warn of what stays.
 
-    Without ``-v`` or a named layer, layers without anything to remove are one line.
+    Layers with nothing to remove are one line, unless ``-v`` is given or layers are named.
     """
-    whole = request.options.verbose or request.options.layers
+    shows_all = request.options.verbose or request.options.layers
     if request.options.verbose and isinstance(result, removal.RemovalPlan):
         listed = (entry for plan in result.layers for entry in plan.entries)
         yield from (entries_table(listed, request.now, ""), "")
     cleared = [layer for layer in result.layers if not layer.failed or layer.removed]
-    shown = [layer for layer in cleared if whole or not is_empty(layer)]
+    shown = [layer for layer in cleared if shows_all or not is_empty(layer)]
     if shown:
         yield layers_table(result, shown, str(request.environment.home_folder), sums=True)
     if hidden := len(cleared) - len(shown):

@@ -12,12 +12,12 @@ from cachectl.verbs import ls
 
 EXAMPLE = "cachectl push warm.zip pocl loopy"
 OPTIONS = (
-    ("target", "TARGET", f"made if missing: {verbs.STORES}; - (standard output); a database file of MIOpen"),
+    ("target", "TARGET", f"{verbs.STORES}, made if missing; - (standard output); or a MIOpen database file"),
     verbs.CLEARABLE,
     verbs.SELECTION,
     verbs.ROOT,
     verbs.SIGN,
-    ("--allowed-signers", "LIST", "with --sign, what a signer of this list has pushed counts as present too"),
+    ("--allowed-signers", "LIST", "with --sign: what a signer in this list has pushed counts as present too"),
     verbs.FORCE_BUNDLE,
     verbs.VERBOSE_MESSAGES,
     verbs.FORM,
@@ -25,12 +25,14 @@ OPTIONS = (
 
 
 def run(request: verbs.Request) -> transfer.Transfer | int:
-    """Carry out ``cachectl push``. Raises :class:`CachectlError` if nothing has the named kernel or key."""
+    """Carry out ``cachectl push``. Raises :class:`CachectlError` if no entry has the selected kernel or key."""
     from cachectl.exchange.push_pull import push
 
     options, selected = request.options, request.selection()
     if options.target == "-" and request.form != "table":
-        request.misuse(f"{request.form.upper()} and the bundle cannot both go to standard output; name a FILE")
+        request.misuse(
+            f"{request.form.upper()} and the bundle cannot both go to standard output; name a FILE for the bundle"
+        )
     with request.output.progress("pushing"):
         pushed = push(
             request.stack,
@@ -53,11 +55,8 @@ def run(request: verbs.Request) -> transfer.Transfer | int:
     return int(pushed.failed)
 
 
-# ---------------------------------------------------------------------- what push and pull show
-
-
 def table(outcome: transfer.Transfer, request: verbs.Request, stale: str = "stale") -> Table:
-    """Return what was placed: layers, or in a dry run entries."""
+    """Return the layers with what was placed, or the entries of a dry run."""
     if not outcome.dry_run:
         return _table("placed", outcome.layers)
     return ls.entries_table((entry for layer in outcome.layers for entry in layer.entries or ()), request.now, stale)
@@ -73,17 +72,15 @@ def _table(verb: str, layers: Iterable[transfer.Moved]) -> Table:
 
 
 def show(outcome: transfer.Transfer, request: verbs.Request) -> Iterator[object]:
-    """Yield what was or would be placed, whether programs here will hit it, and what was left alone."""
+    """Yield what was or would be placed, whether programs here will hit it, and what was not placed."""
     if outcome.dry_run and (entries := table(outcome, request, "")).rows:
         yield entries
         yield ""
     if rows := [layer for layer in outcome.layers if layer != transfer.Moved(layer.layer)]:
         yield _table("would place" if outcome.dry_run else "placed", rows)
     else:
-        verb = request.options.verb
-        request.notice(
-            f"no entry to {verb} in {', '.join(layer.layer for layer in outcome.layers) or 'the layers here'}"
-        )
+        layers = ", ".join(layer.layer for layer in outcome.layers) or "the layers here"
+        request.notice(f"no entry to {request.options.verb} in {layers}")
     yield ""
     yield [f"{outcome.url}: copied {units.size(outcome.moved)}"]
     if outcome.digest is not None:
@@ -97,7 +94,7 @@ def show(outcome: transfer.Transfer, request: verbs.Request) -> Iterator[object]
         for what, notes in (("skipped", layer.skipped), ("kept", layer.kept), ("failed", layer.failed)):
             request.output.warn_notes(f"{layer.layer}: {what}", notes, verbose=verbose)
     for layers, revealed in units.merged({layer.layer: layer.sensitive for layer in outcome.layers if layer.sensitive}):
-        request.notice(f"{layers}: it now holds {revealed}")
+        request.notice(f"{layers}: the target now contains {revealed}")
     for note in outcome.unread:
         yield [f"{note.key}: {note.because}"]
     request.output.warn_notes("not trusted:", outcome.left_out, verbose=verbose)

@@ -15,8 +15,8 @@ EXAMPLE = "cachectl put pocl 2f1c9a0b77de program.tar"
 OPTIONS = (
     verbs.ONE_LAYER,
     verbs.KEY,
-    ("file", "FILE", "a file that get wrote, or - for standard input"),
-    ("--replace", "replace a different entry of that key"),
+    ("file", "FILE", "a file written by get, or - for standard input"),
+    ("--replace", "replace a different entry with that key"),
     verbs.ROOT,
     verbs.WAIT,
     verbs.SHARED,
@@ -35,18 +35,16 @@ def run(request: verbs.Request) -> int:
 
 
 def _read(file: str) -> bytes:
-    """Read a file, or standard input. Raises :class:`CachectlError` for one that is too large, and :class:`OSError`."""
-    whole = io.BytesIO()
+    """Read a file or standard input. Raises :class:`CachectlError` if it is too large, and :class:`OSError`."""
+    content = io.BytesIO()
     try:
         with nullcontext(sys.stdin.buffer) if file == "-" else open(file, "rb") as source:
-            # A single read would reserve memory for the largest artifact.
-            while whole.tell() <= LARGEST_ARTIFACT and (piece := source.read(1 << 20)):
-                whole.write(piece)
+            # A single read would allocate memory for the largest artifact.
+            while content.tell() <= LARGEST_ARTIFACT and (piece := source.read(1 << 20)):
+                content.write(piece)
     except OSError as error:
         error.filename = "standard input" if file == "-" else file
         raise
-    if whole.tell() > LARGEST_ARTIFACT:
-        raise CachectlError(
-            f"{file}: has more than the {LARGEST_ARTIFACT:,} bytes of the largest artifact; give what get wrote"
-        )
-    return whole.getvalue()
+    if content.tell() > LARGEST_ARTIFACT:
+        raise CachectlError(f"{file}: larger than any artifact ({LARGEST_ARTIFACT:,} bytes); give a file of get")
+    return content.getvalue()

@@ -6,7 +6,7 @@ import argparse
 import os
 import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -35,27 +35,37 @@ _BY = ("driver", "kernel", "python", "user")
 EXAMPLE = "cachectl report --by kernel"
 OPTIONS = (
     verbs.LAYERS,
-    ("-v --verbose", "also every layer, every place, and the reason of every state"),
-    ("--by", None, "also the sums of each kernel, or of each driver or Python that wrote entries", {"choices": _BY}),
-    ("--sort", None, "layers, or users: largest, or most entries first", {"choices": ("size", "entries")}),
-    ("--since", "AGE", "sum the traced runs since (default: all that are remembered)", {"type": verbs.age_of}),
-    ("--neighbours", "also other caches of compiled code (Triton, CuPy …), read only"),
-    ("--html", "FILE", "also draw it with every entry and finding, as one HTML page"),
+    ("-v --verbose", "also show every layer and place, file counts, and the reason for every state"),
+    (
+        "--by",
+        None,
+        "also show sums by kernel, by user, or by the driver or Python that wrote the entries",
+        {"choices": _BY},
+    ),
+    ("--sort", None, "sort layers or users: largest, or most entries first", {"choices": ("size", "entries")}),
+    (
+        "--since",
+        "AGE",
+        "sum only the traced runs of the last AGE (default: all remembered ones)",
+        {"type": verbs.age_of},
+    ),
+    ("--neighbours", "also show other caches of compiled code (Triton, CuPy …), read only"),
+    ("--html", "FILE", "also write an HTML page with every entry and finding"),
     verbs.FORCE,
     verbs.PYTHON,
     verbs.PLACES,
     verbs.FORM,
 )
-#: Kernels that the table lists, the largest.
+#: How many of the largest kernels the table lists.
 _FEW_KERNELS = 20
-EPILOG = "A LAYER that is named is shown as with -v."
+EPILOG = "A named LAYER is shown as with -v."
 
 
 class Total(NamedTuple):
-    """Sums over roots; lower bounds unless ``complete``, and ``None`` for what is unknown.
+    """Sums over roots; lower bounds unless ``complete``, and ``None`` for unknown.
 
-    ``files`` and ``bytes`` include orphans, and the ``unknown_files``, whose format is unknown. ``prune --stale``
-    removes ``stale_bytes`` and ``orphan_bytes``, and leaves the ``stale_unknown`` entries whose staleness is unknown.
+    ``files`` and ``bytes`` include orphans and the ``unknown_files`` of an unknown format. ``prune --stale`` removes
+    ``stale_bytes`` and ``orphan_bytes``, but leaves the ``stale_unknown`` entries, whose staleness is unknown.
     """
 
     entries: int | None
@@ -79,10 +89,9 @@ class RootReport(NamedTuple):
 
 
 def total_of(roots: Sequence[RootReport], *, complete: bool = True) -> Total:
-    """Return sums: without a number that is known, ``None``, or 0 where everything could be counted."""
+    """Return the sums; a sum without any known number is ``None``, or 0 if everything was counted."""
     usages = [root.usage for root in roots]
     complete = complete and all(usage.complete for usage in usages)
-
     nothing = 0 if complete else None
     numbers = {name: [number for usage in usages if (number := getattr(usage, name)) is not None] for name in ADDED}
     sums = {name: sum(of_roots) for name, of_roots in numbers.items()}
@@ -103,9 +112,9 @@ def total_of(roots: Sequence[RootReport], *, complete: bool = True) -> Total:
 class LayerReport(NamedTuple):
     """One layer: its state, its roots and their sums; ``failures`` are the errors met while reading them.
 
-    ``stale_seconds`` is about what it took to compile its stale entries, ``None`` if no trace has measured that.
-    ``limit`` are the bytes above which the library of a layer that holds something drops entries, ``None`` if there is
-    no limit or it is unknown. ``place`` is the root that holds most, else the one that the library writes to.
+    ``stale_seconds`` estimates the time it took to compile the stale entries; it is ``None`` if no trace measured that.
+    ``limit`` is the number of bytes above which the library evicts entries; it is ``None`` if there is no limit, if it
+    is unknown, or if the layer is empty. ``place`` is the largest root, else the one that the library writes to.
     """
 
     layer: str
@@ -127,18 +136,18 @@ class LayerReport(NamedTuple):
 
     @property
     def idle(self) -> bool:
-        """Return whether the layer is complete and empty, and nobody has switched it off."""
+        """Return whether the layer is completely counted, empty, and not switched off."""
         total, off = self.total, self.state.condition is DISABLED
         return total.complete and not (off or total.entries or total.files or self.problems)
 
 
 @as_json("cachectl/report/1", also=("total",), optional=("neighbours", "pythons", "kernels", "runs", "drivers"))
 class Report(NamedTuple):
-    """The whole stack at one moment (epoch seconds).
+    """All layers at one moment (epoch seconds).
 
-    ``leftovers`` are temporary folders that killed commands left outside the roots. ``neighbours`` are the caches of no
-    layer, ``pythons`` the sums by Python, ``drivers`` those by driver, ``kernels`` those by kernel; ``None`` if not
-    requested. ``runs`` are those of traced runs, ``None`` if none is remembered.
+    ``leftovers`` are temporary folders of killed commands, outside the roots. ``neighbours`` are caches that belong to
+    no layer; ``pythons``, ``drivers`` and ``kernels`` are sums by Python, driver and kernel; each is ``None`` unless
+    requested. ``runs`` sums the traced runs; it is ``None`` if none is remembered.
     """
 
     generated: float
@@ -166,9 +175,6 @@ class Report(NamedTuple):
         return not self.total.complete
 
 
-# ---------------------------------------------------------------------- counting
-
-
 def report(
     stack: layer_set.LayerSet,
     layers: Iterable[str] = (),
@@ -181,8 +187,8 @@ def report(
 
     :param layers: names; none means all
     :param neighbours: also measure other caches of compiled code, which belong to no layer
-    :param by: also sum the entries of each ``"driver"``, ``"kernel"`` or ``"python"``
-    :param since: sum only the runs that were traced since this age, such as ``"30d"``, or in so many seconds
+    :param by: also sum entries by ``"driver"``, ``"kernel"`` or ``"python"``
+    :param since: sum only the runs traced within this age, such as ``"30d"``, or within so many seconds
     :raises BadRequest: for an unknown layer
     """
     names, here = tuple(layers), stack.environment
@@ -247,7 +253,7 @@ def _layer_report(layer: Layer) -> LayerReport:
 
 
 def _stale_seconds(layer: Layer, total: Total) -> float | None:
-    """Return the measured seconds of all kernels in a layer, by the share of stale bytes."""
+    """Return the measured seconds of all kernels in a layer, times the share of stale bytes."""
     if not total.stale_bytes or not total.bytes:
         return None
     from cachectl.watching import ledger
@@ -260,9 +266,6 @@ def _count(layer: Layer, root: Root) -> Iterator[RootReport]:
     # The store of a missing root is not loaded.
     usage = layer.store.usage(root) if root.may_exist else sum_usage(())
     yield RootReport(root, root.exists, usage)
-
-
-# ---------------------------------------------------------------------- the command line
 
 
 def run(request: verbs.Request) -> Report | int:
@@ -298,10 +301,9 @@ def draw(result: Report, listed: listing.Listing, findings: Iterable[Finding]) -
     layers, total = [layer.layer for layer in result.layers], result.total
     head = {"generated": result.generated, "layers": layers, "complete": total.complete}
     filled = [layer.total for layer in result.layers if layer.total.entries]
-    is_known = all(one.stale_bytes is not None and not one.stale_unknown for one in filled)
-    return page.draw(
-        {**head, "total": [total.entries, total.bytes, total.stale_bytes or 0, is_known]}, listed, findings
-    )
+    is_known = all(sums.stale_bytes is not None and not sums.stale_unknown for sums in filled)
+    sums = [total.entries, total.bytes, total.stale_bytes or 0, is_known]
+    return page.draw({**head, "total": sums}, listed, findings)
 
 
 _NUMBERS = {"entries": units.count, "files": units.count, "size": units.size, "stale": units.size, "limit": units.size}
@@ -316,7 +318,7 @@ _SHARES = {
 
 
 def of_users(options: argparse.Namespace) -> verbs.OfUsers:
-    """Return a line a user, or with ``-v`` a layer, or what ``--by`` names."""
+    """Show one line per user, with ``-v`` per layer, or the sums of ``--by``."""
     layers = verbs.OfUsers("layers", ("layer",) if options.verbose else (), _NUMBERS_OF_USERS)
     return _SHARES.get(options.by, layers)._replace(order="entries" if options.sort == "entries" else "bytes")
 
@@ -339,7 +341,7 @@ def show(result: Report, request: verbs.Request) -> Iterator[object]:
     verbose = bool(request.options.verbose or request.options.layers)
     yield from lines(result, str(request.environment.home_folder), verbose=verbose)
     if (most := request.config.get("prune.max-size")) is not None:
-        yield f"cachectl prune leaves {units.size(most)} (prune.max-size)"
+        yield f"cachectl prune leaves at most {units.size(most)} (prune.max-size)"
 
 
 def lines(result: Report, home: str, *, verbose: bool = False) -> Iterator[object]:
@@ -349,21 +351,11 @@ def lines(result: Report, home: str, *, verbose: bool = False) -> Iterator[objec
     for layer in shown:
         yield from _outdated(layer)
     if shown:
-        rows = [
-            (
-                layer.layer,
-                layer.state.condition.value,
-                *_cells(layer.total),
-                layer.limit,
-                units.short_path(layer.place or units.DASH, home),
-            )
-            for layer in shown
-        ]
-        yield from ("", Table(_COLUMNS, rows, ("total", "", *_cells(total)[:3], "", "", "")))
+        yield from ("", _layers_table(shown, total, home, verbose=verbose))
     if hidden := len(result.layers) - len(shown):
         yield f"{plural(hidden, 'more layer' if shown else 'layer')}: nothing here; -v shows all"
     if not total.complete:
-        yield "+: lower bound, -: unknown; the problems below say what could not be counted"
+        yield "+: lower bound, -: unknown; the problems below say why"
     for layer in shown:
         if verbose:
             yield from _details(layer, home)
@@ -377,17 +369,33 @@ def lines(result: Report, home: str, *, verbose: bool = False) -> Iterator[objec
     yield from _others(result, home)
 
 
+def _layers_table(layers: Iterable[LayerReport], total: Total, home: str, *, verbose: bool) -> Table:
+    """Return the table of layers; unless ``verbose`` without files, and without limits if there are none."""
+    rows: list[tuple[object, ...]] = []
+    for layer in layers:
+        place = units.short_path(layer.place or units.DASH, home)
+        rows.append((layer.layer, layer.state.condition.value, *_cells(layer.total), layer.limit, place))
+    # Places need the room.
+    left_out = {"files"} | (set() if any(layer.limit for layer in layers) else {"limit"})
+    titles = [title for title in _COLUMNS if verbose or title not in left_out]
+    *rows, last = map(
+        itemgetter(*map([*_COLUMNS].index, titles)), [*rows, ("total", "", *_cells(total)[:3], "", "", "")]
+    )
+    return Table({title: _COLUMNS[title] for title in titles}, rows, last)
+
+
 def _cells(total: Total) -> list[str]:
     """Return what people see of a sum, lower bounds marked: entries, files, bytes, and bytes of stale entries."""
-    unknown = total.stale_unknown
-    stale = 0 if unknown and total.stale_bytes is None else total.stale_bytes
-    cells = [*map(units.count, (total.entries, total.files)), *map(units.size, (total.bytes, stale))]
-    *numbers, last = [cell if total.complete or cell == units.DASH else f"{cell}+" for cell in cells]
-    return [*numbers, f"{last} + {unknown:,} unknown" if unknown else last]
+    cells = [*map(units.count, (total.entries, total.files)), *map(units.size, (total.bytes, total.stale_bytes))]
+    *numbers, stale = [cell if total.complete or cell == units.DASH else f"{cell}+" for cell in cells]
+    if not total.stale_unknown:
+        return [*numbers, stale]
+    unknown = f"{total.stale_unknown:,} unknown"
+    return [*numbers, f"{stale} + {unknown}" if total.stale_bytes else unknown]
 
 
 def _others(result: Report, home: str) -> Iterator[object]:
-    """Yield what belongs to no layer, and the sums that were asked for."""
+    """Yield what belongs to no layer, and the requested sums."""
     now = result.generated
     for leftover in result.leftovers:
         sizes = f"{units.size(leftover.bytes)}, {units.age(units.since(leftover.modified, now))} old"
@@ -421,7 +429,7 @@ def _others(result: Report, home: str) -> Iterator[object]:
 
 
 def _pythons(shares: Iterable[grouping.PythonShare], home: str) -> Iterator[object]:
-    """Yield the table of Pythons, and where each is."""
+    """Yield the table of Pythons, and their paths."""
     numbers = {"entries": units.count, "stale": units.count, "size": units.size}
     rows, places = list[tuple[str | int | None, ...]](), dict[str, None]()
     for share in shares:
@@ -441,11 +449,11 @@ def _kernels(kernels: Sequence[listing.Kernel], result: Report) -> Iterator[obje
         yield f"{plural(more, 'more kernel')}: cachectl ls"
     saved = {layer.layer: sum(kernel.saves_in.get(layer.layer, 0) for kernel in kernels) for layer in result.layers}
     if parts := [f"{units.duration(seconds)} in {layer}" for layer, seconds in saved.items() if seconds]:
-        yield f"measured: these entries save a start {', '.join(parts)}"
+        yield f"measured: a warm start saves {', '.join(parts)}"
 
 
 def summary(result: Report) -> str:
-    """Format the sums: what there is, and what could go."""
+    """Format the sums: what there is, and what could be removed."""
     total, entries = result.total, plural(result.total.entries or 0, "entry", "entries")
     sizes = f"{_cells(total)[2]} in {entries}{'' if total.complete else '+'}"
     clearable = [layer.total for layer in result.layers if not layer.precious]
@@ -454,14 +462,14 @@ def summary(result: Report) -> str:
         "orphans": sum(layer.orphan_bytes or 0 for layer in clearable),
     }
     if removable := ", ".join(f"{what} {units.size(amount)}" for what, amount in sums.items() if amount):
-        return f"{sizes}; {units.size(sum(sums.values()))} could go ({removable})"
+        return f"{sizes}; {units.size(sum(sums.values()))} could be removed ({removable})"
     return sizes
 
 
 def _outdated(layer: LayerReport) -> Iterator[str]:
-    """Yield how many entries are stale, and for most of them why, as after an update of a driver.
+    """Yield how many entries are stale, and the most frequent reason, such as an update of a driver.
 
-    Nothing advises to remove entries of a precious layer.
+    For a precious layer, nothing is yielded: no line may suggest removing its entries.
     """
     reasons: dict[str, int] = {}
     for root in layer.roots:
@@ -471,8 +479,8 @@ def _outdated(layer: LayerReport) -> Iterator[str]:
         total, took = layer.total, layer.stale_seconds
         lost = f"{total.stale_entries:,} of {plural(total.entries or 0, 'entry', 'entries')}"
         measured = "" if took is None else f"; they took about {took:.1f} s to compile (measured)"
-        why = f"{max(reasons, key=reasons.__getitem__)}{measured}; cachectl prune --stale {layer.layer} frees them"
-        yield f"{layer.layer}: {lost} ({units.size(total.stale_bytes)}) are stale: {why}"
+        reason = f"{max(reasons, key=reasons.__getitem__)}{measured}; cachectl prune --stale {layer.layer} removes them"
+        yield f"{layer.layer}: {lost} ({units.size(total.stale_bytes)}) are stale: {reason}"
 
 
 def _details(layer: LayerReport, home: str) -> Iterator[str]:
@@ -483,7 +491,7 @@ def _details(layer: LayerReport, home: str) -> Iterator[str]:
         usage, notes = root.usage, [root.root.source]
         if number and not (usage.files or usage.orphan_files or usage.problems):
             continue
-        notes += [] if root.exists else ["not there"]
+        notes += [] if root.exists else ["missing"]
         if usage.orphan_files:
             notes.append(f"{plural(usage.orphan_files, 'orphan')}, {units.size(usage.orphan_bytes)}")
         yield f"  {units.short_path(root.root.path, home)}  ({'; '.join(notes)})"

@@ -1,4 +1,4 @@
-"""``cachectl run``: run a command with caches off, or on in empty roots."""
+"""``cachectl run``: run a command with caches off, isolated, or filled from a store."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from cachectl.exchange.push_pull import RunStore
     from cachectl.watching import proof as proving
 
-#: How many paths the proof of a layer names.
+#: How many paths the proof names for a layer.
 _FEW = 3
 
 
@@ -35,39 +35,34 @@ def _folder(text: str) -> str:
 EXAMPLE = "cachectl run --no-cache --prove -- python simulation.py"
 OPTIONS = (
     [
-        ("--no-cache", "every layer off"),
-        (
-            "--isolated",
-            "=DIR",
-            "every layer on, in an empty root or in DIR, which is kept",
-            {"nargs": "?", "type": _folder},
-        ),
+        ("--no-cache", "switch every layer off"),
+        ("--isolated", "=DIR", "use an empty root, or DIR, which is kept", {"nargs": "?", "type": _folder}),
     ],
-    ("--base", "DIR", "every layer on and warm from DIR, which may be read-only; new entries go to a root of your own"),
+    ("--base", "DIR", "start warm from DIR, which can be read-only; new entries go to a root of your own"),
     verbs.LAYER,
     verbs.UNEXPECTED,
-    ("--prove", "attest that no real root was read or written; also without another option"),
+    ("--prove", "prove that no real cache was read or written"),
     verbs.PORTABLE,
-    ("--store", "SOURCE", "pull from this store before the command, and push what is new after it"),
-    ("--store-mode", None, "ro: only pull; rw: pull and push (default)", {"choices": ("rw", "ro"), "default": "rw"}),
-    ("--store-wait", "SECONDS", "how long the pull, and the push, may take (default: 30)", {"type": verbs.seconds}),
+    ("--store", "SOURCE", "pull from this store before the command, and push new entries after it"),
+    ("--store-mode", None, "rw: pull and push (default); ro: only pull", {"choices": ("rw", "ro"), "default": "rw"}),
+    ("--store-wait", "SECONDS", "how long the pull and the push can each take (default: 30)", {"type": verbs.seconds}),
     [
-        ("--allowed-signers", "LIST", "pull what a signer of this list has signed"),
-        ("--digest", "HEX", "pull if the store is exactly the one with this digest"),
+        ("--allowed-signers", "LIST", "pull what a signer in this list has signed"),
+        ("--digest", "HEX", "pull only if the store has this digest"),
         ("--trust", "pull unchecked: it is code that the command will run"),
     ],
-    ("--sign", "KEY", "sign what is pushed with a key of OpenSSH"),
+    ("--sign", "KEY", "sign what is pushed with this OpenSSH key"),
 )
 USAGE = """\
-cachectl run (--no-cache | --base DIR | --isolated[=DIR] | --portable | --prove | --store SOURCE)
-       [--layer LAYER]... [--portable] [--prove] -- COMMAND..."""
+cachectl run (--no-cache | --isolated[=DIR] | --base DIR | --portable |
+       --prove | --store SOURCE)... [--layer LAYER]... -- COMMAND..."""
 
 
-#: The variables of a child in which layers are off or moved, and the names of the layers that stay as they are.
+#: The variables of a child process in which layers are off or moved, and the names of the layers that do not change.
 Switched = tuple[Mapping[str, "str | None"], frozenset[str]]
-#: Watches a command in its block, and yields the variables for that.
+#: Watches a command in a block, and yields the variables for this.
 Watch = AbstractContextManager[Mapping[str, str]]
-#: The exit status of a command, 128+n if signal n ended it, and the proof if one was asked for.
+#: The exit status of a command, 128+n if signal n ended it, and the proof if requested.
 Result = tuple[int, "proving.Proof | None"]
 
 
@@ -80,13 +75,13 @@ def run_in_place(
     store: RunStore | None = None,
     notice: Callable[[str], None] = layer_set.warn_user,
 ) -> Result:
-    """Run a command with the caches that it has anyway, to prove that it leaves them alone, or to share them.
+    """Run a command with its usual caches, to prove that it does not use them, or to share them.
 
-    :param layers: only these
+    :param layers: names; none means all
     :param prove: watch the real roots
     :param store: what to pull from and push to
     :param notice: gets a line for each problem, and with a store the verdict of a trace, unless the run is proved
-    :returns: the exit status of the command, 128+n if signal n ended it, and the proof if one was asked for
+    :returns: the exit status of the command, 128+n if signal n ended it, and the proof if requested
     :raises CannotStart: if the command cannot be started
     """
     chosen, unchanged = stack.named(layers), nullcontext[Switched](({}, frozenset()))
@@ -103,19 +98,12 @@ def run_without_cache(
 ) -> Result:
     """Run a command with every layer off; otherwise as :func:`run_in_place`.
 
-    :param notice: gets a line for each layer that stays as it is
-    :raises Refused: if a named layer of the user stays as it is
+    :param notice: gets a line for each layer that cannot be switched off
+    :raises Refused: if this is a named layer of the user
     """
     chosen = stack.named(layers)
-    return _run(
-        stack,
-        command,
-        chosen,
-        _off(stack, chosen, layers, notice, prove=prove),
-        nullcontext(),
-        prove=prove,
-        notice=notice,
-    )
+    switched = _off(stack, chosen, layers, notice, prove=prove)
+    return _run(stack, command, chosen, switched, nullcontext(), prove=prove, notice=notice)
 
 
 def run_isolated(
@@ -130,9 +118,9 @@ def run_isolated(
 ) -> Result:
     """Run a command with every layer on in an empty root; otherwise as :func:`run_in_place`.
 
-    :param root: use this one, which is kept; a store needs it
-    :param notice: gets a line for each layer that stays as it is, too
-    :raises Refused: if a named layer of the user stays as it is
+    :param root: use this root, which is kept; required with a store
+    :param notice: also gets a line for each layer that cannot be moved
+    :raises Refused: if this is a named layer of the user
     """
     chosen, used = stack.named(layers), stack
     if store is not None:
@@ -153,11 +141,11 @@ def run_from(
     store: RunStore | None = None,
     notice: Callable[[str], None] = layer_set.warn_user,
 ) -> Result:
-    """Run a command that starts warm from a base, a folder which never changes; otherwise as :func:`run_isolated`.
+    """Run a command that starts warm from a base, a folder that never changes; otherwise as :func:`run_isolated`.
 
-    :param root: for new entries; by default one in the user cache folder, which is kept for each base
+    :param root: the root for new entries; by default one for each base, kept in the user cache folder
     :param temporary: drop new entries
-    :param store: neither gives nor gets the entries of the base
+    :param store: its entries that are in the base are not pulled, and entries of the base are not pushed
     """
     from cachectl.exchange import copying
     from cachectl.layers.disk.own_roots import make_own_root
@@ -173,18 +161,14 @@ def run_from(
         root, used = _kept_root(stack, root)
     warm = partial(copying.start_from, here, place)
     moved = _isolated(stack, chosen, layers, root, notice, warm=warm)
-    return _run(
-        stack, command, chosen, moved, _shared(store, used, layers, notice, besides), prove=prove, notice=notice
-    )
+    shared = _shared(store, used, layers, notice, besides)
+    return _run(stack, command, chosen, moved, shared, prove=prove, notice=notice)
 
 
 def _kept_root(stack: layer_set.LayerSet, root: Path | None) -> tuple[Path, layer_set.LayerSet]:
-    """Return an isolated root that is kept, made if it is missing, and the layers in it.
-
-    Raises :class:`BadRequest` if there is none.
-    """
+    """Return an isolated root that is kept, made if missing, and its layers. Raises :class:`BadRequest` without one."""
     if root is None:
-        raise BadRequest("an isolated root that is not kept has no use for a store; name a folder: --isolated=DIR")
+        raise BadRequest("with a store, the isolated root must be kept; name a folder: --isolated=DIR")
     root = stack.environment.absolute(root)
     child.make_kept_root(root, mode=0o700)
     return root, type(stack)(child.environment_below(stack.environment, str(root)))
@@ -224,7 +208,7 @@ def _isolated(
         with child.needed(folder, kept=root):
             along = child.companions(chosen, stack, folder)
             for name in along:
-                notice(f"{name} keeps its entries in the same folder, so it is isolated too")
+                notice(f"{name} stores its entries in the same folder, so it is isolated too")
             moved = (*chosen, *(stack[name] for name in along))
             changes = child.variables_isolated(chosen, folder)
             if warm is not None:
@@ -241,7 +225,7 @@ def _shared(
     notice: Callable[[str], None],
     besides: Mapping[str, frozenset[str]] = {},
 ) -> Iterator[Watch | None]:
-    """Pull into ``stack`` before the block, and push after it; yield what gives a verdict on the command in it."""
+    """Pull into ``stack`` before the block, and push after it; yield what watches the command for a verdict."""
     with ExitStack() as block:
         verdict = None
         if store is not None:
@@ -249,7 +233,7 @@ def _shared(
             from cachectl.watching.trace import judged
 
             scratch = partial(block.enter_context, child.isolated_root(stack.environment, notice=notice))
-            folder = child.try_extra("nothing is pulled or pushed, and no verdict", scratch, notice)
+            folder = child.try_extra("nothing is pulled or pushed, and there is no verdict", scratch, notice)
             if folder is not None:
                 block.enter_context(push_pull.shared_around(stack, store, notice, layers, besides))
                 verdict = judged(stack, folder, lambda trace: notice(trace.verdict), notice)
@@ -266,7 +250,7 @@ def _run(
     prove: bool,
     notice: Callable[[str], None],
 ) -> Result:
-    """Run a command with caches switched, and with a proof, or else a verdict if a store is shared."""
+    """Run a command with switched caches, and with a proof, or else with a verdict if a store is shared."""
     here = stack.environment
     with shared as verdict, child.signals_held() as signals, switched as (changes, staying):
         if prove:
@@ -295,7 +279,7 @@ def run(request: verbs.Request) -> int:
             f"then write -- and the command{line}"
         )
     if options.no_cache and base is not None:
-        request.misuse("--no-cache switches off what --base would start warm; choose one of them")
+        request.misuse("--no-cache switches off the caches that --base fills; choose one of them")
     store = _typed_store(request)
     request.demand_command()
     root = Path(isolated) if isolated else None
@@ -317,23 +301,23 @@ def run(request: verbs.Request) -> int:
 
 
 def _typed_store(request: verbs.Request) -> RunStore | None:
-    """Return the shared store that was typed, with its options; ``None`` without one."""
+    """Return the store of ``--store`` with its options; ``None`` without one."""
     options, trust = request.options, request.trust()
     if not options.store:
         if trust is not None or options.sign is not None:
-            request.misuse("--allowed-signers, --digest, --trust and --sign are for --store SOURCE")
+            request.misuse("--allowed-signers, --digest, --trust and --sign need --store SOURCE")
         return None
     from cachectl.exchange.push_pull import RunStore
     from cachectl.exchange.trust import UNTRUSTED
 
     if options.no_cache:
-        request.misuse("--no-cache leaves nothing to pull or push; drop --store")
+        request.misuse("with --no-cache there is nothing to pull or push; drop --store")
     if trust is None:
         request.misuse(UNTRUSTED)
     if options.sign is not None and not any(map(os.path.lexists, (options.sign, f"{options.sign}.pub"))):
         raise BadRequest(f"--sign {printable(options.sign)}: this key does not exist")
     if options.allowed_signers is not None and not os.path.isfile(options.allowed_signers):
-        raise BadRequest(f"--allowed-signers {printable(options.allowed_signers)}: there is no such file")
+        raise BadRequest(f"--allowed-signers {printable(options.allowed_signers)}: this file does not exist")
     return RunStore(request.target(options.store), trust, options.store_mode, options.store_wait, options.sign)
 
 
@@ -341,35 +325,28 @@ def _lines(proof: proving.Proof) -> Iterator[str]:
     """Yield the proof of each layer, then the verdict."""
     from cachectl.watching import proof as proving
 
-    quiet = [
-        attestation for attestation in proof.attestations if attestation.unused and attestation.verdict == proving.HOLDS
-    ]
-    yield from (
-        f"proof: {attestation.layer}: {_attested(attestation)}"
-        for attestation in proof.attestations
-        if attestation not in quiet
-    )
-    if quiet:
-        unused, files = (
-            ", ".join(attestation.layer for attestation in quiet),
-            plural(sum(attestation.compared for attestation in quiet), "file"),
-        )
-        yield f"proof: not used: {unused} ({files} compared; no process of the command loaded their libraries)"
+    unused: list[proving.Attestation] = []
+    for attestation in proof.attestations:
+        if attestation.unused and attestation.verdict == proving.HOLDS:
+            unused.append(attestation)
+        else:
+            yield f"proof: {attestation.layer}: {_attested(attestation)}"
+    if unused:
+        names = ", ".join(attestation.layer for attestation in unused)
+        files = plural(sum(attestation.compared for attestation in unused), "file")
+        yield f"proof: not used: {names} ({files} compared; no process of the command loaded their libraries)"
     for name in proof.left_out:
-        yield f"proof: {name}: stays in use, so nothing is proved of it"
+        yield f"proof: {name}: stays in use, so nothing is proved about it"
     if any(attestation.verdict == proving.FAILS and not attestation.others for attestation in proof.attestations):
         yield "proof: other programs that use these caches count too; if one may have run, try again without it"
-    bad = [
-        f"{verdict} for {', '.join(names)}"
-        for verdict in (proving.FAILS, proving.UNKNOWN)
-        if (names := proof.of(verdict))
-    ]
-    holds = "holds" if proof.holds else "cannot be given: no layer is left to prove it of"
-    yield f"proof {'; '.join(bad) or holds}"
+    failed = {verdict: ", ".join(proof.of(verdict)) for verdict in (proving.FAILS, proving.UNKNOWN)}
+    verdicts = "; ".join(f"{verdict} for {layers}" for verdict, layers in failed.items() if layers)
+    holds = "holds" if proof.holds else "cannot be given: there is no layer to prove it for"
+    yield f"proof {verdicts or holds}"
 
 
 def _attested(attestation: proving.Attestation) -> str:
-    """Say what was observed of a layer."""
+    """Return what was observed of a layer."""
     files = f"{plural(attestation.compared, 'file')} compared"
     if attestation.is_others:
         return f"not used: {attestation.unused}; {attestation.others} did"

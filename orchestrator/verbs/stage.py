@@ -19,14 +19,9 @@ if TYPE_CHECKING:
 
 EXAMPLE = "mpiexec -n 64 cachectl stage /shared/warm --trust -- python simulation.py"
 OPTIONS = (
-    (
-        "source",
-        "SOURCE",
-        "what pull takes: a bundle, a folder, a URL or an isolated root (default: empty caches)",
-        {"nargs": "?"},
-    ),
+    ("source", "SOURCE", "a bundle, folder, URL or isolated root, as for pull (default: empty caches)", {"nargs": "?"}),
     verbs.TRUST,
-    ("--out", "TARGET", "push what the nodes have at the end to this bundle or store"),
+    ("--out", "TARGET", "push the new entries of all nodes to this bundle or store at the end"),
     verbs.SIGN,
     verbs.FORCE_BUNDLE,
     verbs.PORTABLE,
@@ -38,9 +33,9 @@ mpiexec -n N cachectl stage
 
 
 def run(request: verbs.Request) -> int:
-    """Carry out ``cachectl stage``: run the command on every rank, as its child, with staged caches.
+    """Carry out ``cachectl stage``: run the command with staged caches, as a child process of every rank.
 
-    Returns the highest exit status of all. A command killed by signal n gives 128+n, and the other ranks go on. For an
+    Returns the highest exit status. A command killed by signal n counts as 128+n, and the other ranks go on. For an
     invalid request, raises :class:`BadRequest` on rank 0 and returns 2 on the others. If MPI does not connect the
     ranks, raises :class:`NotConnected` on the launcher's rank 0, and ends the others.
     """
@@ -58,16 +53,15 @@ def run(request: verbs.Request) -> int:
     except stage.NotConnected as error:
         if error.first:
             raise
-        # Some launchers end a job as soon as one rank fails, before rank 0 has said why.
+        # Some launchers end a job when a rank fails, even before rank 0 has printed the reason.
         time.sleep(stage.FAILING_WAIT)
         raise SystemExit(1) from None
     world = job.ranks.world
     with signals_held() as signals:
         try:
-            # The lines of one rank are enough.
-            with building(
-                request.stack, notice if world.rank == 0 else lambda _: None, portable=request.portable
-            ) as stack:
+            # One rank's lines are enough.
+            say = notice if world.rank == 0 else lambda _: None
+            with building(request.stack, say, portable=request.portable) as stack:
                 return _run(request, job._replace(environment=stack.environment), signals)
         except BadRequest:
             if world.rank == 0:
@@ -108,7 +102,7 @@ def _run(request: verbs.Request, job: Job, signals: child.Signals) -> int:
 
 @contextmanager
 def _watched(job: Job, staged: Staged) -> Iterator[Mapping[str, str]]:
-    """Watch the command of one rank of each node, and note its lookups and seconds; yield the variables for that."""
+    """Watch the command on one rank of each node, and note its lookups and seconds; yield the variables for this."""
     from cachectl.layer_set import LayerSet
     from cachectl.switching import child
     from cachectl.watching.trace import judged

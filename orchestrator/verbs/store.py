@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 
     from cachectl import layer_set
 
-#: Seconds for which a pack that nothing lists stays: twice the time in which a push must list what it has uploaded.
+#: Seconds for which an unlisted pack is kept: twice the time in which a push must list what it uploaded.
 GRACE = 86400.0
-#: Seconds by which the clocks of this machine and of the store may differ.
+#: The most seconds by which the clocks of this machine and of the store can differ.
 _SKEW = GRACE / 4
 _STAGE = regex(r"\.cachectl-stage-[0-9a-f]{32}")
-#: How often a check starts again because something vanished while the index changed.
+#: How often a check is repeated because something vanished while the index changed.
 _AGAIN = 5
 
 EXAMPLE = "cachectl store gc /shared/kernels --older-than 30d"
@@ -39,26 +39,36 @@ OPTIONS = (
     (
         "action",
         "ls|gc|verify",
-        "ls: what it holds, and its digest; gc: remove old entries, and what nothing lists; verify: check all",
+        "ls: show contents and digest; gc: remove old entries, and what nothing lists; verify: check everything",
         {"choices": ("ls", "gc", "verify")},
     ),
     ("target", "TARGET", verbs.STORES),
     [
         "gc",
-        ("--older-than", "AGE", "remove what was pushed more than 30d, 12h, 2w ago", {"type": verbs.age_of}),
-        ("--max-size", "SIZE", "then remove the oldest until at most 500M, 2GiB stay", {"type": verbs.size_of}),
-        ("-n --dry-run", "list what would be removed, and touch nothing"),
+        (
+            "--older-than",
+            "AGE",
+            "remove what was pushed more than AGE ago, such as 30d, 12h or 2w",
+            {"type": verbs.age_of},
+        ),
+        (
+            "--max-size",
+            "SIZE",
+            "then remove the oldest until at most SIZE is left, such as 500M or 2GiB",
+            {"type": verbs.size_of},
+        ),
+        verbs.DRY_RUN,
     ],
-    ("--allowed-signers", "LIST", "verify: all must be signed by a signer of this list"),
+    ("--allowed-signers", "LIST", "verify: require a signature by a signer in this list"),
     verbs.JSON,
 )
 
 
 class ListedKey(NamedTuple):
-    """The entries of one portability key, in how many index parts.
+    """The entries of one portability key, and the number of index parts that list them.
 
-    ``newest`` is when the newest part was made, in epoch seconds; ``None`` in a bundle, which has no times.
-    ``unsigned`` counts parts without a signature.
+    ``newest`` is the time of the newest part in epoch seconds; ``None`` in a bundle, which has no times. ``unsigned``
+    counts parts without a signature.
     """
 
     key: str
@@ -84,8 +94,8 @@ class StoreListing(NamedTuple):
 class Collection(NamedTuple):
     """What ``store gc`` removed, or (``dry_run``) would remove.
 
-    ``parts`` are the removed index parts with ``entries``; ``removed`` and ``freed`` are the number and bytes of packs
-    and of what killed writers left, ``kept`` the bytes of packs that stay listed.
+    ``parts`` are the removed index parts, with ``entries`` in all. ``removed`` and ``freed`` are the number and bytes
+    of removed packs and leftovers of killed writers, ``kept`` are the bytes of packs that are still listed.
     """
 
     url: str
@@ -98,7 +108,7 @@ class Collection(NamedTuple):
 
 
 class StoreFinding(NamedTuple):
-    """Something wrong with a name of a store; a note does not harm readers."""
+    """A problem with a name in a store; one of severity ``note`` does not affect readers."""
 
     name: str
     severity: str
@@ -120,12 +130,12 @@ class StoreCheck:
 
     @property
     def failed(self) -> bool:
-        """Return whether anything is damaged, missing or not trusted."""
+        """Return whether anything is damaged, missing or untrusted."""
         return any(finding.severity == "error" for finding in self.findings)
 
     @contextmanager
     def reporting(self, name: str) -> Iterator[None]:
-        """Add to the findings what a block says to be wrong with a part of the index or a pack."""
+        """Turn the error that a block raises about an index part or a pack into a finding."""
         try:
             yield
         except (place.BadStore, trust.Untrusted) as error:
@@ -146,11 +156,7 @@ class SharedStore:
         return index
 
     def ls(self) -> StoreListing:
-        """Return what is in the store, by portability key.
-
-        :raises BadStore: if its index is damaged
-        :raises Missing: if there is no store
-        """
+        """Return the content by portability key. Raises :class:`BadStore` for a damaged index, and :class:`Missing`."""
         index = self._index()
         keys = index.settled(lambda: [self._listed(index, group) for group in set(map(wire.key_of, index.parts))])
         keys.sort(key=lambda listed: (listed.layer, listed.key))
@@ -168,28 +174,28 @@ class SharedStore:
     def gc(
         self, *, older_than: str | float | None = None, max_size: str | int | None = None, dry_run: bool = False
     ) -> Collection:
-        """Remove old index parts, and packs that nothing lists.
+        """Remove old index parts, and packs that no part lists.
 
-        Unlisted packs stay for a day: a push may be about to list them. A bundle has one writer, so that they are
-        removed at once.
+        Unlisted packs are kept for a day, because a push may be about to list them. In a bundle, which has one writer,
+        they are removed at once.
 
-        :param older_than: since a part was pushed, in seconds or as ``"30d"``; a bundle has no times
-        :param max_size: bytes of packs that stay, or ``"2G"``; the oldest parts go first
+        :param older_than: the age of parts to remove, in seconds or as ``"30d"``; a bundle has no times
+        :param max_size: the most bytes of packs to keep, or ``"2G"``; the oldest parts are removed first
         :param dry_run: remove nothing
-        :raises BadStore: if an index part is damaged: nothing is removed, because what it lists is unknown
+        :raises BadStore: if an index part is damaged: then nothing is removed, because what it lists is unknown
         """
         if self._place.is_bundle and older_than is not None:
-            raise BadRequest("a bundle has no times; give --max-size, or gc without a limit")
+            raise BadRequest("a bundle has no times, so --older-than does not work; use --max-size, or no limit")
         limits = Limits(older_than=older_than, max_size=max_size, now=self._environment.clock())
         try:
             return self._collect(limits, dry_run=dry_run)
         except place.Gone:
-            # Another gc has removed a part after it was listed.
+            # Another gc removed a part after it was listed.
             return self._collect(limits, dry_run=dry_run)
 
     def _collect(self, limits: Limits, *, dry_run: bool) -> Collection:
         store, now = self._place, self._environment.clock()
-        # Before the index: what is listed by then is not taken for unlisted.
+        # Before reading the index, so that no pack that is listed meanwhile counts as unlisted.
         contents = {name: written for folder in place.FOLDERS for name, written in store.names(folder).items()}
         index = self._index()
         parts = {name: index.part(name) for name in index.parts}
@@ -200,17 +206,17 @@ class SharedStore:
         # The oldest first.
         for name, part in parts.items():
             is_old = limits.before is not None and wire.made_of(name) < limits.before
-            # Readers remember the parts of the newest second together.
+            # Readers remember all parts of the newest second, so these are removed together.
             is_same = bool(old) and wire.made_of(old[-1]) == wire.made_of(name)
             if is_old or is_same or (limits.bytes is not None and kept > limits.bytes):
                 old.append(name)
                 uses.subtract(list(part.packs))
                 kept -= sum(sizes.get(pack, 0) for pack in part.packs if not uses[pack])
-        left = (name for name, (_, modified) in contents.items() if self._is_left(name, modified, now))
-        unlisted = [name for name in left if not uses[name]]
+        leftovers = (name for name, (_, modified) in contents.items() if self._is_leftover(name, modified, now))
+        unlisted = [name for name in leftovers if not uses[name]]
         if not dry_run and (old or unlisted):
             self._require_clock(now)
-            # Readers find packs as long as they find the part.
+            # Parts first: readers that find a part must find its packs.
             store.remove([f"{wire.INDEX}{name}" for name in old])
             store.remove(unlisted)
             store.finish()
@@ -218,17 +224,17 @@ class SharedStore:
         entries, freed = sum(len(parts[name].entries) for name in old), sum(sizes[name] for name in unlisted)
         return Collection(store.shown, dry_run, tuple(old), entries, len(unlisted), freed, kept)
 
-    def _is_left(self, path: str, modified: float | None, now: float) -> bool:
-        """Return whether a pack or a stage is one that no push can still be about to list."""
+    def _is_leftover(self, path: str, modified: float | None, now: float) -> bool:
+        """Return whether no push can still be about to list this pack or rename this temporary file."""
         folder, _, name = path.partition("/")
         if _STAGE.fullmatch(name) or (folder == "packs" and wire.is_name(path)):
             return self._place.is_bundle or (modified is not None and now - modified > GRACE)
         return False
 
     def _require_clock(self, now: float) -> None:
-        """Raise :class:`CachectlError` if this machine's clock is not that of the store: ages would be wrong.
+        """Raise :class:`CachectlError` if this machine's clock differs from the store's: ages would be wrong.
 
-        A file is written to see the time of the store.
+        Writes a file to learn the time of the store.
         """
         if self._place.is_bundle:
             return
@@ -238,24 +244,22 @@ class SharedStore:
         self._place.remove([probe])
         if moment is not None and abs(moment - now) > _SKEW:
             store_time, own_time = moment_text(moment), moment_text(now)
-            raise CachectlError(
-                f"{self._place.shown}: its clock shows {store_time}, that of this machine {own_time}; set it"
-            )
+            difference = f"its clock shows {store_time}, but this machine's clock {own_time}"
+            raise CachectlError(f"{self._place.shown}: {difference}; set the clock")
 
     def verify(self, *, allowed_signers: str | None = None) -> StoreCheck:
         """Check every index part, key document, pack and entry.
 
-        :param allowed_signers: a part that no signer of this file has signed is a finding, and what it lists is not
-            checked
+        :param allowed_signers: a part that no signer in this file has signed is a finding; what it lists is not checked
         :raises Missing: if there is no store
         """
         with trust.allowed_list(self._environment, None, allowed_signers) as allowed:
             for _ in range(_AGAIN):
-                # Before the index: a writer adds packs first.
+                # Before reading the index, because writers add packs first.
                 contents = set(filter(wire.is_name, self._place.names("packs")))
                 index = self._index(allowed)
                 check = self._check(index, contents)
-                # Another gc may have removed it meanwhile.
+                # What is missing may have been removed by a gc meanwhile.
                 if not any(finding.code == "missing" for finding in check.findings) or not index.refresh():
                     break
         return check
@@ -275,22 +279,19 @@ class SharedStore:
                 deque(index.contents(items), maxlen=0)
         check.packs = len(packs)
         if not check.failed:
-            reason = "no part of the index lists it; cachectl store gc removes it later"
+            reason = "no part of the index lists it; cachectl store gc removes it after a day"
             unlisted = sorted(contents - packs.keys())
             check.findings += tuple(StoreFinding(pack, "note", "unlisted", reason) for pack in unlisted)
         return check
-
-
-# ---------------------------------------------------------------------- the verb
 
 
 def run(request: verbs.Request) -> StoreListing | Collection | StoreCheck:
     """Carry out ``cachectl store``."""
     options = request.options
     if options.action != "gc" and (options.older_than, options.max_size, options.dry_run) != (None, None, False):
-        request.misuse("--older-than, --max-size and --dry-run are for store gc")
+        request.misuse("--older-than, --max-size and --dry-run work only with store gc")
     if options.action != "verify" and options.allowed_signers is not None:
-        request.misuse("--allowed-signers is for store verify")
+        request.misuse("--allowed-signers works only with store verify")
     store = SharedStore(request.stack, request.target(options.target))
     if options.action == "ls":
         with request.output.progress("listing"):
@@ -307,7 +308,7 @@ def show(result: StoreListing | Collection | StoreCheck, request: verbs.Request)
     if isinstance(result, Collection):
         would = "would be " if result.dry_run else ""
         entries = plural(result.entries, "entry", "entries")
-        sizes = f"{units.size(result.freed)}; {units.size(result.kept)} stay"
+        sizes = f"{units.size(result.freed)}; {units.size(result.kept)} left"
         yield [
             f"{plural(len(result.parts), 'part')} of the index with {entries} {would}removed",
             f"{plural(result.removed, 'pack')} {would}removed: {sizes}",

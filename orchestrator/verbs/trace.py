@@ -20,31 +20,23 @@ EXAMPLE = "cachectl trace --explain -- python simulation.py"
 OPTIONS = (
     verbs.UNEXPECTED,
     ("--explain", "also list builds and entries, and show how sources changed"),
-    ("--expect-warm", "end with 1 if a lookup missed, anything was compiled, or that is unknown"),
-    (
-        "--layer",
-        "LAYER",
-        "with --expect-warm: only lookups of this one; may be repeated",
-        verbs.REPEATED | {"dest": "layers"},
-    ),
+    ("--expect-warm", "exit with 1 if a lookup missed, anything was compiled, or either is unknown"),
+    ("--layer", "LAYER", "with --expect-warm: only this layer; can be repeated", verbs.REPEATED | {"dest": "layers"}),
     verbs.PORTABLE,
-    ("--no-ledger", "compare with no earlier run, and remember nothing of this one"),
-    ("--forget", "remove what earlier traces have remembered, and end"),
-    ("--json", "FILE", "write JSON to a file, - for standard output"),
-    (
-        "--timeline",
-        "FILE",
-        "write where the time went: .json in the Chrome trace format, which Perfetto opens, .html as a page",
-    ),
+    ("--no-ledger", "neither compare with earlier runs nor remember this one"),
+    ("--forget", "remove what earlier traces remembered, and exit"),
+    ("--json", "FILE", "write JSON to FILE, or with - to standard output"),
+    ("--timeline", "FILE", "write a timeline, as .html or as .json in the Chrome trace format, for Perfetto"),
     ("--force", "replace an existing FILE that is not JSON or a timeline of trace"),
 )
-#: What becomes of a command for which nothing can be made to watch it.
+#: The notice about a command that cannot be watched.
 _UNWATCHED = "the command is not watched"
-#: Kernels that missed that are listed, and the part of a run from which a stage is.
+#: How many missed kernels are listed, and the least share of the run for a stage to be listed.
 _FEW, _SHARE = 12, 0.01
 USAGE = """\
-cachectl trace [--explain] [--expect-warm [--layer LAYER]] [--json FILE] [--timeline FILE.json|FILE.html] [--force]
-       [--no-ledger] [--portable] -- COMMAND..."""
+cachectl trace [--explain] [--expect-warm [--layer LAYER]] [--json FILE]
+       [--timeline FILE.json|FILE.html] [--force] [--no-ledger] [--portable]
+       -- COMMAND..."""
 
 
 def trace(
@@ -57,10 +49,11 @@ def trace(
 ) -> timeline.Trace:
     """Run a command, and return what each layer did and what misses cost.
 
+    A command that cannot be watched, such as on a full disk, runs nevertheless.
+
     :param explain: also how sources changed since the last traced run
-    :param remembers: compare with the last traced run of each kernel, and keep this one for the next
+    :param remembers: compare with the last traced run of each kernel, and remember this one
     :param notice: gets a line for each library that could not be watched
-        A command that cannot be watched, as on a full disk, runs all the same.
     :raises CannotStart: if the command cannot be started
     """
     with ExitStack() as block:
@@ -84,7 +77,7 @@ def run(request: verbs.Request) -> int:
     options = request.options
     if options.forget:
         existed = ledger.forget(request.environment)
-        request.notice("the ledger of traces is removed" if existed else "there is no ledger of traces")
+        request.notice("the ledger of traces was removed" if existed else "there is no ledger of traces")
         return 0
     request.demand_command()
     request.stack.named(options.layers)
@@ -108,7 +101,7 @@ def run(request: verbs.Request) -> int:
 
     child.try_extra("the run is not shown", say, request.notice)
     written = child.try_extra("a file is missing", write, request.notice)
-    # The command's own status counts first.
+    # The command's own status takes precedence.
     status = traced.exit_status or int(written is None)
     if status or not options.expect_warm or (reason := _not_warm(traced, options.layers)) is None:
         return status
@@ -117,7 +110,7 @@ def run(request: verbs.Request) -> int:
 
 
 def _not_warm(traced: timeline.Trace, layers: Collection[str]) -> str | None:
-    """Return why a run was not warm, of some layers or of all; ``None`` if it was."""
+    """Return why a run was not warm in some layers, or in all; ``None`` if it was."""
     uses = [use for use in traced.layers if not layers or use.layer in layers]
     if missed := [use for use in uses if use.misses or use.stores]:
         return "; ".join(f"{use.layer}: {plural(use.misses or use.stores or 0, 'miss', 'misses')}" for use in missed)
@@ -133,7 +126,7 @@ def _not_warm(traced: timeline.Trace, layers: Collection[str]) -> str | None:
 
 
 def show(traced: timeline.Trace, *, explain: bool = False) -> Iterator[bytes | str | Table]:
-    """Yield what people see of a trace, after what the run's own C code printed; ``explain`` adds what it used."""
+    """Yield what people see of a trace, after the output of the run's C code; ``explain`` adds builds and entries."""
     yield traced.passed_on
     yield traced.verdict
     if traced.missed:
@@ -155,7 +148,7 @@ def show(traced: timeline.Trace, *, explain: bool = False) -> Iterator[bytes | s
     if traced.layers:
         yield f"{plural(unused_count, 'more layer' if shown or stopped else 'layer')}: no use seen"
     for program in traced.unwatched:
-        yield f"not counted, could not be watched: {program['command']} (it used {', '.join(program['layers'])})"
+        yield f"not counted, because it could not be watched: {program['command']} ({', '.join(program['layers'])})"
     if not explain:
         return
     if traced.kernels:
@@ -176,7 +169,7 @@ def _missed(kernels: Sequence[timeline.MissedKernel]) -> Table:
 
 
 def _stages(summary: timeline.Summary, wall: float) -> Table:
-    """Return the stages that took long; the others, and the program's own time, are sums."""
+    """Return the stages that took long, the sum of the others, and the program's own time."""
     long = [stage for stage in summary.stages if stage.seconds >= _SHARE * wall]
     short = [stage for stage in summary.stages if stage not in long]
     if short:
@@ -190,7 +183,7 @@ def _stages(summary: timeline.Summary, wall: float) -> Table:
 
 
 def _builds(kernels: Iterable[timeline.KernelTrace]) -> Table:
-    """Return a row for the builds of the same kernels that the same layer served."""
+    """Return one row for the builds of the same kernels that the same layer served."""
     groups: dict[tuple[str, str], list[float]] = {}
     for kernel in kernels:
         served_by = kernel.served_by or ("compiled" if kernel.compiled else units.DASH)

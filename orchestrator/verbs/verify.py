@@ -1,4 +1,4 @@
-"""``cachectl verify``: look for damage, entry by entry."""
+"""``cachectl verify``: check every entry for damage."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OPTIONS = (verbs.LAYERS, verbs.VERBOSE_FINDINGS, verbs.PLACES, verbs.WAIT, verbs
 
 
 def verify(stack: layer_set.LayerSet, layers: Iterable[str] = ()) -> listing.Findings:
-    """Check every entry for damage. What cannot be read is a finding.
+    """Check every entry for damage. Whatever cannot be read is a finding.
 
     :param layers: names; none means all
     :raises BadRequest: for an unknown layer
@@ -37,7 +37,7 @@ def verify(stack: layer_set.LayerSet, layers: Iterable[str] = ()) -> listing.Fin
         finding = result if isinstance(result, Finding) else listing.failure(layer, root and root.path, result)
         finding = listing.judged(layer, finding)
         state = (layer, finding.root, finding.key)
-        # The parts of a store that cannot read one root are one state.
+        # Several parts of a store may report the same unreadable root.
         if finding.code != UNREADABLE.name or state not in closed:
             findings.append(finding)
         closed |= {state} if finding.code == UNREADABLE.name else set()
@@ -51,14 +51,14 @@ def run(request: verbs.Request) -> listing.Findings:
 
 
 def show(result: listing.Findings, request: verbs.Request) -> Iterator[object]:
-    """Yield the findings; with ``-v`` also harmless ones, and what no check of an entry can show."""
+    """Yield the findings; with ``-v`` also harmless ones, and what no check can show."""
     yield from findings_lines(result, "no damage found", verbose=request.options.verbose)
     if request.options.verbose:
         yield from not_checked_lines(result.not_checked)
 
 
 def of_users(options: argparse.Namespace) -> verbs.OfUsers:
-    """Return findings, those of one layer, code and fix together on a screen without ``-v``."""
+    """Show findings; without ``-v`` and CSV, those of one layer, code and fix are joined."""
     texts = ("layer", "severity", "message", "fix")
     return verbs.OfUsers("findings", texts, same=texts if options.verbose or options.csv else ("layer", "code", "fix"))
 
@@ -74,9 +74,9 @@ def table(result: listing.Findings, _request: object) -> Table:
 
 
 def findings_lines(result: listing.Findings, nothing: str, *, verbose: bool) -> Iterator[object]:
-    """Yield findings with their effect, those of one code and fix together, and the fix on a line of its own to copy.
+    """Yield findings with their effects, joined by code and fix; each fix is on a separate line, to be copied.
 
-    Those without harm are counted unless ``verbose``; if there are no others, ``nothing`` is yielded.
+    Unless ``verbose``, harmless findings are only counted. If there are no others, yield ``nothing``.
     """
     groups: dict[tuple[str, str, str, str], list[str]] = {}
     harmless = 0
@@ -102,5 +102,5 @@ def findings_lines(result: listing.Findings, nothing: str, *, verbose: bool) -> 
 
 
 def not_checked_lines(not_checked: Mapping[str, str] | None) -> Iterator[object]:
-    """Yield what was not checked by layer, each reason once."""
+    """Yield by layer what was not checked, each reason once."""
     yield from (f"{layers}: not checked: {reason}" for layers, reason in units.merged(not_checked or {}))

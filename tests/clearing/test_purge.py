@@ -22,7 +22,7 @@ def test_layers_with_nothing_to_remove_are_one_line_unless_they_are_named(cuda: 
 def test_what_only_removed_entries_led_to_is_said_once_they_went(home: Home) -> None:
     fill_neo(home.path)
     put_binary(home.path / ".cache/pyopencl")
-    said = "neo: entries of programs that pyopencl holds too cannot be hit without pyopencl's entries"
+    said = "neo: its entries for programs that are also in pyopencl cannot be hit without those of pyopencl"
     assert [said in home.cachectl("purge pyopencl").stderr for _ in range(2)] == [True, False]
 
 

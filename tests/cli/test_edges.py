@@ -61,7 +61,7 @@ def test_misuse_is_one_line_and_leaves_nothing(cuda: Home) -> None:
 def test_a_deleted_working_folder_is_named(home: Home) -> None:
     folder = home.path / "gone"
     done = home.run("sh", "-c", f"mkdir {folder}; cd {folder}; rmdir {folder}; {CACHECTL} report", check=False)
-    assert f"{folder}: No such file or directory; the working folder has gone" in one_line(done)
+    assert f"{folder}: No such file or directory; cd to a directory that you can use" in one_line(done)
     assert done.returncode == 1
 
 

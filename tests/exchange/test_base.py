@@ -87,7 +87,7 @@ def test_a_base_warms_a_run_and_stays_as_it_is(home: Home, base: Path) -> None:
     own = own_root(home.environment(), base)
     assert home.json(f"report --root {own} pocl")["total"]["entries"] == FILLED + 1
     again = home.cachectl(f"{start} true")
-    assert f"base: pocl: {FILLED} there before" in again.stderr
+    assert f"base: pocl: {FILLED} already present" in again.stderr
     assert home.json("report pocl")["total"]["entries"] == FILLED + 1
     assert state(base) == before
     home.cachectl(start, *CACHECTL, "purge", "--all")

@@ -87,7 +87,7 @@ def test_only_roots_that_no_other_user_can_write_are_trusted(home: Home, open_fo
         path.chmod(0o755)
     assert stack.pull(root, dry_run=True).total.there == 2
     for path, mode, words in (
-        (root, 0o777, "another user can write it"),
+        (root, 0o777, "another user can write to it"),
         *((path, mode, f"other users can write to {path}") for path, mode in ((file.parent, 0o777), (file, 0o666))),
     ):
         before = path.stat().st_mode
@@ -171,7 +171,7 @@ def test_databases_of_ranks_are_pulled(home: Home, tmp_path: Path, open_folder: 
     assert (done["total"]["placed"], done["total"]["there"]) == (3, 1)
     assert len(kernels_in(home)) == 4
     files[0].parent.chmod(0o777)
-    home.refused(f"pull {files[0]}", says="another user can write it")
+    home.refused(f"pull {files[0]}", says="another user can write to it")
 
 
 def test_results_of_tuning_become_a_file_and_come_back(tmp_path: Path) -> None:

@@ -128,7 +128,7 @@ def test_a_job_starts_with_what_is_vouched_for(jobs: Jobs, keygen: Callable[[str
         (f"signed.zip {signers} {out}", "accepted: signed by ann@example.org"),
         (f"warm.zip {signers}", "not signed"),
         ("no-root --trust", "starts cold"),
-        ("none.zip --trust", "none.zip is not there; --out none.zip makes it"),
+        ("none.zip --trust", "none.zip does not exist; --out none.zip makes it"),
         ("root", "entries on 2 of 2 nodes"),
     ):
         assert said in jobs.run(options, "true")
@@ -210,7 +210,7 @@ def test_a_program_that_is_a_rank_stages_for_itself(jobs: Jobs, how: str, said: 
     # Launchers put what ranks write at once into any order, also of lines and their ends.
     assert (done.returncode, done.stdout.count(said)) == (0, ranks), done.stderr
     assert ("rank 0: 0 compiled" in done.stdout) == (how != "late")
-    assert ("a rank has failed: nothing was written" in done.stderr) == (how == "fails")
+    assert ("a rank failed, so nothing was written" in done.stderr) == (how == "fails")
     assert (jobs.home.path / f"{how}.zip").exists() == (how == "own")
     if how == "own":
         assert "1 of 1 node;" in done.stderr

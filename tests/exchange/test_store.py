@@ -86,7 +86,7 @@ def test_a_store_says_what_will_hit_and_what_was_left_alone(cheap: Home, other: 
     assert (foreseen["dry_run"], foreseen["total"], foreseen["digest"]) == (True, done["total"], listed["digest"])
     # Keys of a layer that is missing here, and of tuning results.
     folder = place.FolderPlace(Path(store))
-    for layer, why in (("unheard-of", "no layer of this name"), ("miopen-tuning", "only if it is named")):
+    for layer, why in (("unheard-of", "no layer with this name"), ("miopen-tuning", "only if it is named")):
         key = wire.StoreKey(layer, {})
         part = f"index/5-{key.name}-{'0' * 64}"
         folder.write(f"index/key-{key.name}", key.to_bytes())
@@ -125,7 +125,7 @@ def test_gc_removes_the_oldest_and_later_what_nothing_lists(cheap: Home, other: 
     before = files(folder)
     planned = stack.store(store).gc(older_than=3 * day, dry_run=True)
     # A machine with a wrong clock removes nothing.
-    with pytest.raises(errors.CachectlError, match="set it"):
+    with pytest.raises(errors.CachectlError, match="set the clock"):
         at(cheap, now + 365 * day).store(store).gc(older_than=30 * day)
     assert files(folder) == before
     assert (len(planned.parts), planned.entries, planned.removed) == (1, 10, 0)
@@ -315,7 +315,7 @@ def test_a_folder_that_is_put_in_the_place_of_a_new_one_keeps_its_mode(
 
     monkeypatch.setattr(os, "mkdir", replaced)
     folder = place.FolderPlace(store)
-    refused = pytest.raises(errors.CachectlError, match="link or no folder")
+    refused = pytest.raises(errors.CachectlError, match="link, or not a folder")
     with refused if planted == "link" else nullcontext():
         folder.write(f"index/key-{'0' * 16}", b"key")
     # Through the link, where there is one.

@@ -145,7 +145,7 @@ def test_signatures_and_digests_decide_before_anything_is_parsed(
     # A part of somebody else is left out and named; one that was changed needs a new signature.
     stranger, evil = (Path(shutil.copytree(store, store.with_name(name))) for name in ("stranger", "evil"))
     rewritten(evil, changed(1, key="3.3.0.a85ca8a54/gfx90a6e.ukdb/evil"))
-    assert "its signature is not of this content" in refused(home, evil, signed)
+    assert "its signature is for other content" in refused(home, evil, signed)
     rewritten(stranger, lambda text: text, eve)
     done = stack.pull(stranger, signed)
     assert done.total.placed == 7
@@ -266,7 +266,7 @@ def test_an_older_state_is_refused_where_the_newer_one_was_read(
     stack.purge()
     shutil.rmtree(store)
     shutil.copytree(good / "older", store)
-    assert "is older than what this machine has read" in refused(home, store, signed)
+    assert "is older than this machine has seen it" in refused(home, store, signed)
     # Giving the older part a newer name is no way around.
     old = parts(store)[0]
     old.rename(old.with_name(f"{1 << 33}{old.name[old.name.index('-') :]}"))
@@ -290,7 +290,7 @@ def test_a_part_that_was_removed_is_not_taken_again(
     stack.purge()
     first.write_bytes(kept)
     done = stack.pull(store, signed)
-    assert [note.because for note in done.left_out] == ["it was removed from the store before, and has come back"]
+    assert [note.because for note in done.left_out] == ["it was removed from the store earlier, and has reappeared"]
     assert done.total.placed == 2
     monkeypatch.setattr("platform.node", lambda: "another")
     assert stack.pull(store, signed).left_out == ()

@@ -181,7 +181,7 @@ def test_ranks_share_a_root(tmp_path: Path, variables: Mapping[str, str], ranks:
     fix = f'eval "$(cachectl env --root "$HOME/.cachectl/{own}" --layer pocl --shell sh)"'
     (of_pocl,) = (finding for finding in found if finding.layer == "pocl")
     assert of_pocl.fix == fix
-    assert "(to be fixed in the script that each rank runs): PoCL before 6.0" in of_pocl.message
+    assert "(fix this in the script that each rank runs): PoCL before 6.0" in of_pocl.message
     assert after(tmp_path, f'{fix}\nmkdir -p "$POCL_CACHE_DIR"', "pocl", **{variable: "0", **variables}) == []
     # Without a rank all would get one folder: nothing is moved, and the shell prints the reason.
     unset = {name: value for name, value in variables.items() if name != variable}
@@ -458,7 +458,7 @@ def test_scratch_folders_are_made_where_code_can_be_mapped(home: Home, mount: Mo
     assert done.stdout.startswith(f"{home.path}/.local/state/cachectl/scratch/")
     assert "is on a file system that is mounted with noexec; using" in done.stderr
     done = home.cachectl("env --root /proc/job --layer pocl --shell sh")
-    assert done.stderr.endswith("; cachectl doctor --place /proc/job says what follows\n")
+    assert done.stderr.endswith("; see cachectl doctor --place /proc/job\n")
 
 
 def test_pocl_needs_its_place_with_the_cache_off_too(tmp_path: Path, mount: Mount) -> None:

@@ -131,7 +131,7 @@ def test_prune_keeps_what_takes_long_to_make(home: Home) -> None:
 @real
 def test_a_name_that_nothing_has_is_said_with_what_is_near(warm: Home) -> None:
     kernel = warm.json("ls")["kernels"][0]["kernels"][0]
-    unknown, near = f"{kernel}_x", f"no entry has a kernel '{kernel}_x'; near: {kernel}"
+    unknown, near = f"{kernel}_x", f"no entry has a kernel '{kernel}_x'; similar names: {kernel}"
     for command, status in (("ls", 1), ("push warm.zip", 1), ("purge --all", 0)):
         done = warm.cachectl(command, "--kernel", unknown, check=False)
         assert (done.returncode, near in done.stderr) == (status, True), done.stderr

@@ -49,7 +49,7 @@ def without_temporaries(home: Home) -> Home:
 def test_a_command_runs_without_what_needs_a_temporary_folder(without_temporaries: Home, line: str) -> None:
     done = without_temporaries.cachectl(line, "--", *SAYS_SEVEN, check=False)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (7, "RAN\n", 1)
-    assert done.stderr.startswith("cachectl: nothing is pulled or pushed, and no verdict: ")
+    assert done.stderr.startswith("cachectl: nothing is pulled or pushed, and there is no verdict: ")
     assert ANOTHER in done.stderr
 
 
@@ -153,13 +153,13 @@ def test_a_base_or_root_that_another_user_can_write_is_said(home: Home, entered:
     os.chown(base, NOBODY, NOBODY)
     open_folder.chmod(0o777)
     for line, what in (
-        (f"run --base {base}", f"--base {base}: another user can write it ({base} belongs to nobody)"),
-        (f"run --isolated={base}", f"--isolated {base}: another user can write it ({base} belongs to nobody)"),
+        (f"run --base {base}", f"--base {base}: another user can write to it ({base} belongs to nobody)"),
+        (f"run --isolated={base}", f"--isolated {base}: another user can write to it ({base} belongs to nobody)"),
         (f"run --isolated={open_folder}/root", f"(other users can write to {open_folder})"),
     ):
         done = home.cachectl(line, "--", "echo", "RAN")
         assert done.stdout == "RAN\n"
-        (said,) = [one for one in done.stderr.splitlines() if "another user can write it" in one]
+        (said,) = [one for one in done.stderr.splitlines() if "another user can write to it" in one]
         assert what in said
     # In a sticky folder nobody else can replace it.
     open_folder.chmod(0o1777)

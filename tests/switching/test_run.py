@@ -83,7 +83,7 @@ def test_a_layer_without_a_switch_is_not_silently_left_on(home: Home) -> None:
 def test_isolating_one_layer_leaves_the_others_in_use(home: Home) -> None:
     (home.path / ".cache/pocl").mkdir(parents=True)
     done = home.cachectl("run --isolated --layer loopy --", *KERNELS)
-    assert "pyopencl-invoker keeps its entries in the same folder" in done.stderr
+    assert "pyopencl-invoker stores its entries in the same folder" in done.stderr
     entries = {layer["layer"]: layer["entries"] for layer in home.json("report loopy pocl")["layers"]}
     assert entries == {"loopy": 0, "pocl": 2}
 

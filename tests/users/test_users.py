@@ -59,7 +59,7 @@ POCL = {"layer": "pocl", "bytes": 1}
         (2, b"", b"noise\ncachectl report: name the \x1b[31mlayers\n", r"name the \x1b[31mlayers"),
         (-9, b"", b"", "was ended by signal 9"),
         *(
-            (0, data, b"", "wrote no valid document of report")
+            (0, data, b"", "did not write a valid document of report")
             for data in (
                 b'{"rows": ' + b"[" * 100_000 + b"]" * 100_000 + b"}\n",
                 document(1),
@@ -299,7 +299,7 @@ def test_each_user_has_settings_of_his_own(people: People) -> None:
 @real
 @pytest.mark.environment
 @pytest.mark.parametrize(
-    ("flood", "because"), [((), "took longer than 60 s"), (("80",), "wrote no valid document of report")]
+    ("flood", "because"), [((), "took longer than 60 s"), (("80",), "did not write a valid document of report")]
 )
 def test_a_child_that_its_user_has_taken_over_fails_alone(flood: Sequence[str], because: str, people: People) -> None:
     program = people.base / "captor.py"

@@ -54,8 +54,8 @@ def test_layers_of_one_switch_are_emptied_one_at_a_time(home: Home, tmp_path: Pa
     script = f"{' '.join(program('binaries.py', '2'))} | tail -n 1 >> {log}"
     measured = bench(home, "-n", "1", command=("sh", "-c", script))
     settings = {one["setting"]: one for one in measured["settings"]}
-    assert settings["pyopencl off"]["how"] == "emptied: its switch is that of pyopencl-invoker too"
-    assert settings["pyopencl-invoker off"]["how"] == "emptied: its switch is that of pyopencl too"
+    assert settings["pyopencl off"]["how"] == "emptied: it shares its switch with pyopencl-invoker"
+    assert settings["pyopencl-invoker off"]["how"] == "emptied: it shares its switch with pyopencl"
     fills = len(log.read_text().splitlines()) - len(settings)
     said = [json.loads(line)["said"] for line in log.read_text().splitlines()[fills:]]
     hits = {name: sum("cache hit" in line for line in lines) for name, lines in zip(settings, said, strict=True)}

@@ -189,7 +189,7 @@ def test_entries_hit_in_another_environment(home: Home, program: str, tmp_path: 
     other = make_home(tmp_path / "other")
     other.run("cp", f"{home.path}/own.h", ".")
     pulled = other.run(python, "-m", "cachectl", "pull", packed, "--trust")
-    assert "entries of cachectl run --portable -- COMMAND hit at any" in pulled.stdout
+    assert "entries of cachectl run --portable hit at any" in pulled.stdout
     command = (python, "-m", "cachectl", "trace", "--portable", "--json", "trace.json", "--", python, program)
     assert other.run(*command).stdout == expected
     traced = json.loads((other.path / "trace.json").read_text())
@@ -198,5 +198,5 @@ def test_entries_hit_in_another_environment(home: Home, program: str, tmp_path: 
     # What is not portable is counted, and named.
     home.run(sys.executable, program)
     pushed = home.cachectl("push", packed).stdout
-    assert "7 entries hit only where the pyopencl include path is" in pushed
+    assert "7 entries may need the pyopencl include path " in pushed
     assert 'not portable: own needs #include "own.h"' in pushed

@@ -98,7 +98,7 @@ def test_runs_that_are_isolated_or_have_no_home_are_proved_too(warm: Home) -> No
     done = warm.cachectl("run --isolated=../kept --prove --", *program(2, 1))
     assert done.stderr.splitlines()[-1] == HOLDS
     # A layer that is not moved is not proved.
-    stays = "stays in use, so nothing is proved of it"
+    stays = "stays in use, so nothing is proved about it"
     assert said_of("miopen-system", done.stderr.splitlines()).endswith(stays)
     assert any((warm.path.parent / "kept/pocl").iterdir())
     # Libraries fail without a cache folder.

@@ -64,7 +64,7 @@ def test_a_broken_plug_in_is_named_and_stops_nothing(plugged: Home) -> None:
     assert done.stderr.count("cachectl: plug-in ") == 4
     assert "Traceback" not in done.stderr
     named = plugged.cachectl("ls missing", check=False)
-    words = r"cachectl: the plug-in missing was left out: .*No module named 'cachectl_test_plugin_that_is_not_there'"
+    words = r"cachectl: the plug-in missing was not loaded: .*No module named 'cachectl_test_plugin_that_is_not_there'"
     assert (named.returncode, bool(re.search(words, named.stderr))) == (2, True)
 
 
@@ -165,4 +165,4 @@ def test_it_is_switched_and_carried(sampled: Home, installed: Path, tmp_path: Pa
     assert elsewhere.run(*TOYC, "axpy", "dot").stdout == "axpy found\ndot found\n"
     # Without the plug-in, the layer is named and nothing else is lost.
     plain = make_home(tmp_path / "plain")
-    assert "no layer of this name exists here" in plain.cachectl("pull --trust", bundle).stdout
+    assert "there is no layer with this name here" in plain.cachectl("pull --trust", bundle).stdout

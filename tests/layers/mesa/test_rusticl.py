@@ -155,7 +155,7 @@ def test_a_purge_or_push_of_one_cache_says_that_the_other_is_of_no_use_alone(col
     )
     rusticl(cold, 1)
     cold.run(sys.executable, "-c", program, PYTHONPATH=str(cold.programs), **RUSTICL)
-    said = "mesa: entries of programs that pyopencl holds too cannot be hit without pyopencl's entries"
+    said = "mesa: its entries for programs that are also in pyopencl cannot be hit without those of pyopencl"
     lines = (
         "push mesa.zip mesa",
         "push both.zip mesa pyopencl",
