@@ -30,6 +30,8 @@ _GROUPS = {
     "Variables and software": codes.OF_SETUP,
     "Contents": codes.OF_CONTENTS,
 }
+#: The reason why no test runs a fix that is none.
+_NOTHING = "nothing needs to be done"
 _WIDTH = 118
 
 
@@ -67,9 +69,8 @@ def _sections() -> Iterator[str]:
 
 
 def _section(code: Code) -> Iterator[str]:
-    severities = ", ".join(f"*{severity.value}*" for severity in code.severities)
-    words = [code.meaning, code.cure, f"({severities}.)"]
-    if code.advice:
+    words = [code.meaning, code.cure]
+    if code.advice and code.advice != _NOTHING:
         words.append(f"Advice: {code.advice}.")
     yield f"### `{code.name}`\n"
     yield f"{_filled(' '.join(words))}\n"
