@@ -23,7 +23,8 @@ library work; other fixes are advice. Look up a code below, or the message of a 
 """
 _VERDICTS = """# Why a kernel missed
 
-[`trace`](cli/trace.md) names the first of these causes that its evidence supports, and up to two differences of a build.
+[`trace`](cli/trace.md) names the first of these causes that its evidence supports, and up to two differences of
+a build.
 """
 _GROUPS = {
     "Places": codes.OF_PLACES,
