@@ -62,13 +62,14 @@ def traced() -> AbstractContextManager[object]:
 def _with_shell(shell: Any, magic: Callable[[], AbstractContextManager[object]]) -> Callable[[str, str], object]:  # noqa: ANN401 - as load
     def run(_line: str, cell: str) -> object:
         try:
-            with magic() as result:
+            with magic() as entered:
                 shell.run_cell(cell)
         except CachectlError as error:
             # As on the command line: one line, no traceback.
             print(f"cachectl: {printable(str(error))}")  # noqa: T201 - a notebook has no other place
             return None
-        return result if magic is traced else None
+        # What a trace entered has one.
+        return getattr(entered, "trace", None)
 
     run.__doc__ = magic.__doc__
     return run

@@ -57,8 +57,8 @@ def _compute_entry(data: bytes) -> None:
 
 
 def _compute_index(data: bytes) -> None:
-    index = compute_cache.read_index(data)
-    assert not index or compute_cache.write_index(index) == data
+    records, rest = compute_cache.split_index(data)
+    assert compute_cache.split_index(compute_cache.write_index(records) + rest) == (records, rest)
     compute_cache.is_other_version(data, compute_cache.HEADER)
 
 

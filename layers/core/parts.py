@@ -18,8 +18,6 @@ from cachectl.layers.disk.place import Use
 
 #: Facts of a place or an entry, by name. ``None`` is unknown, and equals nothing.
 Facts = Mapping[str, str | None]
-#: What a program of a traced run noted.
-Event = Mapping[str, Any]
 
 
 class Outlook(NamedTuple):
@@ -109,10 +107,13 @@ class Lookups(NamedTuple):
     shared: re.Pattern[str] | None = None
     #: Why the opening of such a file shows no lookup.
     otherwise: str = ""
+    #: How often the file of a damaged entry is opened by a lookup, which misses, and by the store after it.
+    openings_of_miss: int = 1
     #: Whether every hit leaves a time of use, so that no such time means no hit.
     keeps_use: bool = False
-    #: Returns whether an event, whose ``layer`` is what the watcher noted, is that of the layer with the second name.
-    owns: Callable[[Event, str], bool] = lambda event, layer: bool(event["layer"] == layer)
+    #: Returns whether a lookup is that of the layer with the third name, by what its watcher noted: a layer, and the
+    #: dictionary, or "".
+    owns: Callable[[str, str, str], bool] = lambda noted, _, layer: noted == layer
     #: Infers hits and misses from the number of openings of files with many entries, and of entries that appeared;
     #: ``None`` if they show neither.
     by_openings: Callable[[int, int, Environment], tuple[int, int] | None] = lambda *_: None

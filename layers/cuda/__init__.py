@@ -1,6 +1,6 @@
 """The layer ``cuda``: the ComputeCache that the CUDA JIT and NVIDIA's OpenCL share.
 
-Sources: the CUDA programming guide (variables), and the behaviour of driver 580.159.04 on an H200 (all else).
+Sources: the CUDA programming guide (variables), the behaviour of driver 580.159.04 on an H200 (everything else).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _NAMED = Rule("CUDA_CACHE_PATH", empty=NOWHERE, relative=NOWHERE)
 
 
 def _facts(environment: Environment) -> Facts:
-    """Return the version of the driver that the kernel has loaded, and the models of the GPUs."""
+    """Return the version of the loaded kernel driver, and the models of the GPUs."""
     from cachectl.layers.host import hardware
 
     gpus = ", ".join(sorted(set(hardware.nvidia_gpus(environment)))) or None
@@ -31,7 +31,7 @@ def _facts(environment: Environment) -> Facts:
 
 
 def _outlook(versions: Mapping[str, str], there: Facts, environment: Environment) -> Outlook | None:
-    """Judge an entry that another driver has compiled than the one of the place it comes from."""
+    """Judge an entry that was compiled by neither this driver nor that of the place it comes from."""
     from cachectl.layers.host import hardware
 
     version, here = versions.get("driver"), hardware.nvidia_driver(environment)
@@ -47,12 +47,10 @@ class CudaComputeCache(drivers.DriverLayer):
     title = "CUDA ComputeCache"
     about = About(
         on_network=Hazard(
-            RISKS,
-            "programs of all nodes wait for one lock on its index, and read entries that are half written",
+            RISKS, "programs of all nodes wait for one lock on its index, and read entries that are half written"
         ),
         among_ranks=Hazard(
-            RISKS,
-            "they wait for one lock on its index, and may miss files that another is just replacing",
+            RISKS, "they wait for one lock on its index, and may miss files that another rank is replacing"
         ),
         reveals="source text of your kernels, in keys",
         # The driver writes its version and the architecture into its keys.
@@ -68,30 +66,15 @@ class CudaComputeCache(drivers.DriverLayer):
     )
     places = Places(
         "CUDA_CACHE_PATH",
-        linux=(
-            _NAMED,
-            Rule(
-                "HOME",
-                ".nv/ComputeCache",
-                empty=NOWHERE,
-                relative=NOWHERE,
-                source="default (HOME)",
-            ),
-        ),
+        linux=(_NAMED, Rule("HOME", ".nv/ComputeCache", empty=NOWHERE, relative=NOWHERE, source="default (HOME)")),
         windows=(_NAMED, Rule("APPDATA", "NVIDIA/ComputeCache")),
     )
-    # Programs have variables of their own that begin with CUDA.
+    # Programs have their own variables that begin with CUDA.
     family = Family("CUDA_(?:COMPUTE_?|JIT_|DISABLE_|NO_)?CACHE.*", "CUDA_CACHE_MAXSIZE")
     makers = ("NVIDIA",)
     limit_variable, limit_highest, zero_limit_is_off = "CUDA_CACHE_MAXSIZE", 1 << 32, True
     # The driver reads it once, when it starts.
-    switch = EnvSwitch(
-        "CUDA_CACHE_DISABLE",
-        "1",
-        "0",
-        outcome="is not 1, so it does nothing",
-        read=at_load(*LIBRARIES),
-    )
+    switch = EnvSwitch("CUDA_CACHE_DISABLE", "1", "0", outcome="is not 1, so it does nothing", read=at_load(*LIBRARIES))
 
     def load_store(self) -> Store:
         """Import the store."""
@@ -100,5 +83,5 @@ class CudaComputeCache(drivers.DriverLayer):
         return ComputeCache()
 
     def is_here(self) -> bool:
-        """Return whether there is a driver, also one without OpenCL, or a cache."""
+        """Return whether there is a driver, even one without OpenCL, or a cache."""
         return _KERNEL_MODULE.exists() or super().is_here()

@@ -1,7 +1,7 @@
-"""The store of the CUDA ComputeCache: one file for each entry, and an index that the driver keeps under a lock.
+"""The store of the CUDA ComputeCache: one file for each entry, and an index that the driver writes under a lock.
 
-NVIDIA publishes no format. This one was derived from caches that driver 580.159.04 wrote, and checked on every entry of
-them. All numbers are little endian. Version and two checksums are compared, so another format is never misread.
+NVIDIA publishes no format. This one was derived from caches that driver 580.159.04 wrote, and checked on all their
+entries. Numbers are little endian. Version and two checksums are compared, so another format is never misread.
 
 An entry is a header of 28 bytes (u32 version, u64 key length, u64 payload length, u64 FNV-1a of the payload),
 the key, the payload. Its file name is the FNV-1a of the key, as 16 hex digits split ``a/b/14 digits``. The
@@ -20,7 +20,6 @@ from pathlib import Path
 
 from cachectl.layers import cuda
 from cachectl.layers.base import processes
-from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.errors import Damaged
 from cachectl.layers.base.lazy import regex
 from cachectl.layers.core import codes
@@ -47,7 +46,7 @@ _REWRITES = "; the driver compiles it again and rewrites it"
 _LARGEST_INDEX = 1 << 26
 
 VERSION = 0x41
-#: No format has had so many versions.
+#: More versions than any format has had.
 _PLAUSIBLE = 0x10000
 HEADER = struct.Struct("<IQQQ")
 _INDEX_HEADER = struct.Struct("<IIQ")
@@ -55,7 +54,7 @@ _INDEX_RECORD = struct.Struct("<QQ")
 _OFFSET_BASIS = 0xCBF29CE484222325
 _PRIME = 0x100000001B3
 _MASK = 0xFFFFFFFFFFFFFFFF
-#: Its driver in the record of what was seen.
+#: The name of its driver in the record of what was seen.
 _PRODUCT = "NVIDIA"
 
 _DEVICE = regex(rb"\bsm_\d+[a-z]?")
@@ -67,12 +66,12 @@ _BUILD = regex(
 
 
 class EntryFileCodec(Codec):
-    """An entry, which its key describes; only with the name of its file it can be checked."""
+    """An entry, which its key describes; checking it takes the name of its file."""
 
     form = "cuda-entry/65"
 
     def describe(self, data: bytes) -> details.Details:
-        """Return what the key says."""
+        """Return the facts in the key."""
         key = key_of(data)
         return details.Details() if key is None else details_of(key)
 
@@ -82,10 +81,7 @@ class EntryFileCodec(Codec):
 
 
 class ComputeCache(files.Files):
-    """One file for each entry, two levels deep, recognised by its name and its header, and the driver's index.
-
-    The index lists entries and their sizes. Where it is missing or empty, the driver drops every entry.
-    """
+    """One file for each entry, two levels deep, and an index, without which the driver drops every entry."""
 
     shapes = (_SHAPE, _INDEX, *_LIKE)
     codec = EntryFileCodec()
@@ -93,15 +89,19 @@ class ComputeCache(files.Files):
     unread = Damage(HARMLESS, _REWRITES)
 
     def leaves(self, root: Root) -> Iterator[Leaf | Problem]:
-        """Add the heads of entries, and a bad index; what has the name of either, but not its format, is unknown."""
-        _note_driver(self.environment)
+        """Add the heads of entries, and a damaged index; either with another format than its name's is unknown."""
+        if version := hardware.nvidia_driver(self.environment):
+            # The kernel's driver, which the user's libraries have to match.
+            sightings = record.record_of(self.environment)
+            sightings.note(_PRODUCT, self.environment.processes / hardware.NVIDIA_VERSION, version)
+            sightings.save()
         index = b""
         try:
             index = _read_index(root)
         except OSError as error:
             yield unreadable(root.path / INDEX, error)
         if not (is_whole(index) or is_other_version(index, _INDEX_HEADER)):
-            yield Problem(root.path / INDEX, "index", "is not whole")
+            yield Problem(root.path / INDEX, "index", "is incomplete")
         listed = dict(split_index(index)[0])
         for leaf in self.tree_of(root).scan(head=HEADER.size):
             if isinstance(leaf, Problem) or leaf.entry.is_unknown or stated_size(leaf.head) is not None:
@@ -127,7 +127,7 @@ class ComputeCache(files.Files):
             return
         key = None
         if size != entry.length:
-            message = f"is {entry.length} bytes long, which its header does not say"
+            message = f"is {entry.length} bytes long, unlike its header says"
             yield Problem(tree.root / entry.key, "damaged", message)
         else:
             key = key_of(tree.read_file(entry.key, limit=HEADER.size + HEADER.unpack(leaf.head)[1]) or b"")
@@ -136,7 +136,7 @@ class ComputeCache(files.Files):
             entry = entry._replace(details=about._replace(detail={"half": half(key)}))
             version = about.versions.get("driver")
             if is_older and version is not None:
-                # A hit leaves no trace, and a machine has one driver: only others that have this home could use more.
+                # A hit leaves no trace. This machine has one driver; only others with this home could use another.
                 is_local = processes.network_file_system(self.environment, tree.root) is None
                 used = entry.modified if is_local else None
                 stale, because = sightings.judge(
@@ -146,12 +146,12 @@ class ComputeCache(files.Files):
         yield entry
 
     def require_whole(self, key: str, files: Mapping[str, bytes], path: Path | str) -> None:
-        """Check version and lengths; the checksum takes longer than reading, and is checked before a put."""
+        """Check version and lengths; the checksum, which takes longer than reading, is checked before a put."""
         if (wrong := form_complaint(files[""])) is not None:
             raise Damaged(self.name, wrong, path)
 
     def damages(self, key: str, files: Mapping[str, bytes]) -> Iterator[Damage]:
-        """Check name and checksum, too."""
+        """Check name and checksum too."""
         if (wrong := entry_complaint(key, files[""])) is not None:
             yield Damage(HARMLESS, wrong + _REWRITES)
 
@@ -161,12 +161,12 @@ class ComputeCache(files.Files):
 
     @contextmanager
     def changing(self, root: Root) -> Iterator[Tidy]:
-        """Hold the driver's lock around a change of entries, then make the index list exactly the entries there are.
+        """Hold the driver's lock during a change of entries, then make the index list exactly those that exist.
 
-        The index is also written if the change fails. Raises :class:`Unsettled` where only the writing fails. Listed
-        entries keep their order, which is the order of eviction; others follow by age. The file is overwritten in
-        place, then shortened: the driver accepts one that is too long meanwhile. Bytes behind the counted records stay
-        behind them. An index of another version is left alone. Yields whether no process has a driver loaded.
+        The index is also written if the change fails. Raises :class:`Unsettled` if only the writing fails. Listed
+        entries keep their order, in which the driver evicts; others follow by age. The file is overwritten in place,
+        then shortened: the driver accepts one that is too long. Bytes after the counted records stay there. An index of
+        another version is left alone. Yields whether no process has a driver loaded.
         """
         with ExitStack() as stack:
             folder, handle = stack.enter_context(handles.opened_root(root.path)), None
@@ -180,7 +180,7 @@ class ComputeCache(files.Files):
         return locks.record_lock(self.name, root.path / INDEX, folder=folder, lock_timeout=timeout)
 
     def _recount(self, root: Root, handle: int | None) -> None:
-        """Write the index: the locked one, or a new one if there are entries. The root is made with the first entry."""
+        """Write the locked index, or a new one if there are entries. The root exists from the first entry on."""
         with ExitStack() as stack:
             folder = stack.enter_context(handles.opened_root(root.path))
             if folder is not None and handle is None and self._records(root, {}, folder):
@@ -195,11 +195,7 @@ class ComputeCache(files.Files):
                     atomic.overwrite(handle, old, new)
 
     def _records(self, root: Root, old: Mapping[int, int], folder: int | None = None) -> SizeIndex:
-        """Return the records that the index should have; ``folder`` is the root if it is open.
-
-        What cannot be read keeps its records, and so do files that are not whole: without one nothing shows whose such
-        a file is.
-        """
+        """Return the index of the root, which may be open; unreadable and incomplete files keep their records."""
         sizes: dict[int, int] = {}
         new: list[tuple[int, int]] = []
         for leaf in Tree(self.name, root.path, _SHAPE, handle=folder).scan(head=HEADER.size):
@@ -230,14 +226,14 @@ class ComputeCache(files.Files):
             return
         records = self._records(root, dict(index or ()))
         if index is None and (records or data):
-            state = "is not whole" if data else "is empty or missing"
+            state = "is incomplete" if data else "is empty or missing"
             complaint = f"the index {state}: the driver drops every entry when it next stores one"
         elif index is not None and (dict(records) != dict(index) or not data.startswith(write_index(index))):
             complaint = "the index does not list the entries that are there"
         else:
             return
         fix, item = "nothing: cachectl does not use an index of another version", None
-        # It was cut, or begins with zeros. Without entries next to it, it may be anybody's.
+        # It was cut, or begins with zeros. Without entries next to it, its owner is unknown.
         if not data or is_index(data) or (records and data[:4] in (bytes(4), VERSION.to_bytes(4, "little"))):
             fix, leaf = f"cachectl purge --damaged {self.name}", self.tree_of(root).find(INDEX)
             item = orphan(Entry(self.name, INDEX, root.path, 0, 0) if leaf is None else leaf.entry, complaint)
@@ -245,24 +241,21 @@ class ComputeCache(files.Files):
         yield codes.INDEX.finding(self.name, root.path, complaint, fix, key=INDEX, item=item, severity=severity)
 
     def remove(self, root: Root, targets: tuple[Entry, ...]) -> Outcome:
-        """Remove entries. An index is written again, as after every change; first removed, if it has no header."""
+        """Remove entries, and an index without a header. As after every change, the index is written again."""
         is_kept = is_index(data := _read_index(root)) or not data
         outcome = super().remove(root, tuple(target for target in targets if not (is_kept and target.key == INDEX)))
-        # What was removed had the lock under which the index is written.
+        # The removed index had the lock under which a new one is written.
         return outcome if is_kept else outcome.plus(super().remove(root, ()))
 
 
 def _read_index(root: Root) -> bytes:
-    """Return the bytes of the index, none where there is no plain file. Raises :class:`OSError`."""
+    """Return the bytes of the index, none if there is no regular file. Raises :class:`OSError`."""
     try:
         return plain.read_locked(root.path / INDEX, limit=_LARGEST_INDEX)
     except OSError as error:
         if plain.means_no_file(error):
             return b""
         raise
-
-
-# ---------------------------------------------------------------------- the format
 
 
 def fnv1a(data: bytes) -> int:
@@ -274,7 +267,7 @@ def fnv1a(data: bytes) -> int:
 
 
 def stated_size(data: bytes) -> int | None:
-    """Return the length of an entry by its first 28 bytes; ``None`` where there are fewer, or of another version."""
+    """Return the length of an entry by its first 28 bytes; ``None`` for fewer, or for another version."""
     if len(data) < HEADER.size:
         return None
     version, key_length, payload_length, _ = HEADER.unpack_from(data)
@@ -293,7 +286,7 @@ def key_from(identifier: int) -> str:
 
 
 def form_complaint(data: bytes) -> str | None:
-    """Return what is wrong with the version or the lengths of an entry, ``None`` where nothing is."""
+    """Return what is wrong with the version or the lengths of an entry, or ``None``."""
     if len(data) < HEADER.size:
         return str(details.Cut(data))
     if (size := stated_size(data)) is None:
@@ -302,7 +295,7 @@ def form_complaint(data: bytes) -> str | None:
 
 
 def entry_complaint(name: str, data: bytes) -> str | None:
-    """Return what is wrong with an entry: version, lengths, name or checksum; ``None`` where nothing is."""
+    """Return what is wrong with the version, lengths, name or checksum of an entry, or ``None``."""
     if (wrong := form_complaint(data)) is not None:
         return wrong
     _, key_length, _, checksum = HEADER.unpack_from(data)
@@ -313,7 +306,7 @@ def entry_complaint(name: str, data: bytes) -> str | None:
 
 
 def key_of(data: bytes) -> bytes | None:
-    """Return the key of an entry of the known version; ``None`` where it is cut short, or of another version."""
+    """Return the key of an entry; ``None`` if it was cut, or is of another version."""
     if stated_size(data) is None:
         return None
     end = HEADER.size + HEADER.unpack_from(data)[1]
@@ -332,13 +325,13 @@ def device(key: bytes) -> str | None:
 
 
 def kernels(key: bytes) -> tuple[str, ...] | None:
-    """Return the kernels in a key, from OpenCL source or PTX; ``None`` where it has none, as the driver's helpers."""
+    """Return the kernels in the OpenCL source or PTX of a key; ``None`` if it has none, like the driver's helpers."""
     ptx = {match[1].decode() for match in _PTX_ENTRY.finditer(key)}
     return details.names_or_none(ptx.union(opencl_source.kernel_names(key) or ()))
 
 
 def driver(key: bytes) -> dict[str, str]:
-    """Return the driver version in a key, or the date on which the compiler was built."""
+    """Return the driver version in a key, or the build date of the compiler."""
     version = _DRIVER.search(key)
     if version is not None:
         return {"driver": version[1].decode()}
@@ -347,7 +340,7 @@ def driver(key: bytes) -> dict[str, str]:
 
 
 def half(key: bytes) -> str:
-    """Return which of the two entries of an OpenCL program has a key: that of the back end is PTX."""
+    """Return to which of the two entries of an OpenCL program a key belongs: that of the back end is PTX."""
     return "back end" if b".target" in key and b".version" in key else "front end"
 
 
@@ -355,19 +348,11 @@ def half(key: bytes) -> str:
 SizeIndex = tuple[tuple[int, int], ...]
 
 
-def read_index(data: bytes) -> SizeIndex | None:
-    """Read an index; ``None`` where it is not exactly one, or of another version. An empty file is an empty index."""
-    if not data:
-        return ()
-    records = split_index(data)[0]
-    return records if _version_of(data) == VERSION and data == write_index(records) else None
-
-
 def split_index(data: bytes) -> tuple[SizeIndex, bytes]:
-    """Return the records that an index counts, as far as it has them, and the bytes behind those.
+    """Return the records that an index counts and has, and the bytes after them.
 
-    Driver 580 reads an index with a wrong total, with records that name no file, or with more bytes than it counts,
-    and cuts those off when it next stores; with fewer it drops every entry (seen on a H100).
+    Driver 580 reads an index with a wrong total, with records that name no file, or with more bytes than it counts, and
+    cuts these off when it next stores; with fewer bytes it drops every entry (seen on an H100).
     """
     if not is_index(data):
         return (), b""
@@ -387,15 +372,8 @@ def _counted_size(index: bytes) -> int:
 
 
 def is_index(data: bytes) -> bool:
-    """Return whether data begins as an index of the known version, complete or not."""
+    """Return whether data begins like an index of the known version, complete or not."""
     return len(data) >= _INDEX_HEADER.size and int.from_bytes(data[:4], "little") == VERSION
-
-
-def _version_of(index: bytes) -> int:
-    """Return the version of an index that has all the records that it counts; -1 for any other."""
-    if len(index) < _INDEX_HEADER.size:
-        return -1
-    return int(_INDEX_HEADER.unpack_from(index)[0]) if len(index) == _counted_size(index) else -1
 
 
 def is_other_version(data: bytes, header: struct.Struct) -> bool:
@@ -405,16 +383,8 @@ def is_other_version(data: bytes, header: struct.Struct) -> bool:
 
 def write_index(records: Sequence[tuple[int, int]]) -> bytes:
     """Return the bytes of an index."""
-    # Sizes in a damaged one may have a larger sum than the field holds, in which the driver accepts any.
+    # The field may be too small for sizes in a damaged index; the driver accepts any total.
     total = sum(size for _, size in records) & (1 << 64) - 1
     return _INDEX_HEADER.pack(VERSION, len(records), total) + b"".join(
         _INDEX_RECORD.pack(*record) for record in records
     )
-
-
-def _note_driver(environment: Environment) -> None:
-    """Note the driver that the kernel has loaded, which the user's libraries have to match."""
-    if version := hardware.nvidia_driver(environment):
-        sightings = record.record_of(environment)
-        sightings.note(_PRODUCT, environment.processes / hardware.NVIDIA_VERSION, version)
-        sightings.save()

@@ -1,7 +1,6 @@
 """Counts lookups and stores of pytools' persistent dictionaries, inside the program that makes them.
 
-A trace copies this file next to its observer: it imports only the standard library, and runs on Python 3.8. ``notes``
-is the ``Notes`` of :mod:`cachectl.layers.inside.observer`, and ``call`` its ``Invocation``.
+A trace copies this file next to its observer: it imports only the standard library, and runs on Python 3.8.
 """
 
 from __future__ import annotations
@@ -9,56 +8,61 @@ from __future__ import annotations
 import functools
 import os
 import threading
-from typing import Any
+from typing import TYPE_CHECKING
 
-#: ``asked`` says whether the present lookup has asked the disk.
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from cachectl.layers.inside.observer import Invocation, Notes
+
+#: ``on_disk`` says whether the present lookup went to the disk.
 _here = threading.local()
 
 
-def watch(module: Any, notes: Any) -> None:
-    """Count lookups on disk, and stores, of every persistent dictionary."""
+def watch(module: ModuleType, notes: Notes) -> None:
+    """Count the lookups on disk and the stores of every persistent dictionary."""
     once, plain = module.WriteOncePersistentDict, module.PersistentDict
 
-    def looked(call: Any) -> None:
+    def looked(call: Invocation) -> None:
         if call.error is None or issubclass(call.error, KeyError):
             more = {"collision": True} if call.error and "Collision" in call.error.__name__ else {}
             _note(notes, "miss" if call.error else "hit", call, **more)
         elif issubclass(call.error, Exception):
-            # As where a module that the row needs has gone.
+            # Such as when a module that the row needs is missing.
             dictionary, key = call.arguments[0], call.get(1, "key")
             about = {"dictionary": dictionary.identifier, "key": dictionary.key_builder(key)}
             file = os.path.basename(str(getattr(dictionary, "filename", "")))
             notes.add(call.start, event="raised", layer="pytools", error=call.error.__name__, file=file, **about)
 
-    def ask(_: Any) -> None:
-        _here.asked = True
+    def note_disk(_: Invocation) -> None:
+        _here.on_disk = True
 
-    def look(call: Any) -> Any:
-        _here.asked = False
+    def begin(call: Invocation) -> object:
+        _here.on_disk = False
         return notes.quietly(_lookups, call)
 
-    def remembered(call: Any) -> None:
-        # Lookups that its memory answers do not count. A dictionary that was opened before the trace began does not
-        # call the watched method.
-        if _here.asked or notes.quietly(_lookups, call) != call.before:
+    def remembered(call: Invocation) -> None:
+        # Lookups that its memory answers do not count. A dictionary opened before the trace began does not call the
+        # watched method.
+        if _here.on_disk or notes.quietly(_lookups, call) != call.before:
             looked(call)
-        _here.asked = False
+        _here.on_disk = False
 
     notes.wrap(plain, "fetch", looked)
     # The second name is that of pytools until 2024.1.3.
-    notes.wrap(once, "_fetch_uncached" if hasattr(once, "_fetch_uncached") else "_fetch", ask)
-    notes.wrap(once, "fetch", remembered, look)
+    notes.wrap(once, "_fetch_uncached" if hasattr(once, "_fetch_uncached") else "_fetch", note_disk)
+    notes.wrap(once, "fetch", remembered, begin)
     for owner in (plain, once):
         notes.wrap(owner, "store", functools.partial(_stored, notes), _changes)
 
 
-def _stored(notes: Any, call: Any) -> None:
-    # A dictionary that is written once does not store a value again.
+def _stored(notes: Notes, call: Invocation) -> None:
+    # A write-once dictionary does not store a value again.
     if call.error is None and (call.before is None or notes.quietly(_changes, call) != call.before):
         _note(notes, "store", call, bytes=notes.quietly(_newest, call))
 
 
-def _note(notes: Any, event: str, call: Any, **more: object) -> None:
+def _note(notes: Notes, event: str, call: Invocation, **more: object) -> None:
     dictionary, key = call.arguments[0], call.get(1, "key")
     name, kernels = notes.quietly(getattr, dictionary, "identifier"), notes.quietly(notes.kernels_of, key)
     # Only the keys of kernels are compared with earlier runs.
@@ -66,8 +70,8 @@ def _note(notes: Any, event: str, call: Any, **more: object) -> None:
     notes.add(call.start, event=event, layer="pytools", dictionary=name, kernels=kernels, key=hashed, **more)
 
 
-def _changes(call: Any) -> Any:
-    """Return what differs after a store: the count of a connection's changes, or what identifies the value's file."""
+def _changes(call: Invocation) -> int | tuple[int, ...]:
+    """Return what a store changes: the count of a connection's changes, or inode and time of the value's file."""
     dictionary = call.arguments[0]
     if hasattr(dictionary, "conn"):
         return int(dictionary.conn.total_changes)
@@ -78,8 +82,8 @@ def _changes(call: Any) -> Any:
     return file.st_ino, file.st_mtime_ns
 
 
-def _newest(call: Any) -> int:
-    """Return the bytes of the value that a dictionary has stored last."""
+def _newest(call: Invocation) -> int:
+    """Return the bytes of the value that a dictionary stored last."""
     dictionary = call.arguments[0]
     if not hasattr(dictionary, "conn"):
         return sum(item.stat().st_size for item in os.scandir(_folder(call)))
@@ -88,12 +92,12 @@ def _newest(call: Any) -> int:
         return int(dictionary.conn.execute(newest).fetchone()[0])
 
 
-def _folder(call: Any) -> str:
-    """Return the folder of an entry; pytools until 2024.1.3 has one for each."""
+def _folder(call: Invocation) -> str:
+    """Return the folder of an entry; up to 2024.1.3 pytools has one for each."""
     dictionary = call.arguments[0]
     return str(dictionary._item_dir(dictionary.key_builder(call.get(1, "key"))))  # noqa: SLF001
 
 
-def _lookups(call: Any) -> int:
-    """Count how often a write-once dictionary had to ask the disk."""
+def _lookups(call: Invocation) -> int:
+    """Count the lookups of a write-once dictionary that its memory did not answer."""
     return int(call.arguments[0]._fetch.cache_info().misses)  # noqa: SLF001

@@ -1,15 +1,19 @@
 """Times the stages of loopy inside the program that uses it: kernels made, preprocessed, scheduled, code generated.
 
-A trace copies this file next to its observer: it imports only the standard library, and runs on Python 3.8. ``notes``
-is the ``Notes`` of :mod:`cachectl.layers.inside.observer`, and ``call`` its ``Invocation``.
+A trace copies this file next to its observer: it imports only the standard library, and runs on Python 3.8.
 """
 
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import TYPE_CHECKING
 
-#: Functions by their modules, with the stage that each is. Those of ``loopy.transform`` make kernels too.
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from cachectl.layers.inside.observer import Invocation, Notes
+
+#: The stage of each function, by its module and name. Functions of ``loopy.transform`` make kernels too.
 _STAGES = {
     ("loopy.kernel.creation", "make_kernel"): "create",
     ("loopy.kernel.creation", "make_function"): "create",
@@ -24,7 +28,7 @@ _STAGES = {
 }
 
 
-def watch(module: Any, notes: Any) -> None:
+def watch(module: ModuleType, notes: Notes) -> None:
     """Time loopy's functions, and those of its executors."""
     if module.__name__ == "loopy":
         _watch_functions(module, notes)
@@ -35,9 +39,9 @@ def watch(module: Any, notes: Any) -> None:
         _watch_executor(module.PyOpenCLExecutor, notes)
 
 
-def _watch_functions(loopy: Any, notes: Any) -> None:
-    def about(call: Any) -> dict[str, Any]:
-        # What a function made, or else got.
+def _watch_functions(loopy: ModuleType, notes: Notes) -> None:
+    def about(call: Invocation) -> dict[str, object]:
+        # The kernels in the result, or else in the argument.
         return {"kernels": notes.kernels_of((call.value, *call.arguments[:1]), 1)}
 
     stages = dict(_STAGES)
@@ -50,23 +54,23 @@ def _watch_functions(loopy: Any, notes: Any) -> None:
         if function is not None:
             # Stages use transformations too.
             timed[id(function)] = notes.timed(function, stage, about, outermost=stage == "create")
-            # A function is pickled by its name there.
+            # A function is pickled by its name in this module.
             notes.put(sys.modules[module], name, timed[id(function)])
     for name, value in list(vars(loopy).items()):
         if id(value) in timed:
             notes.put(loopy, name, timed[id(value)])
 
 
-def _watch_executor(executor: Any, notes: Any) -> None:
-    def launched(_: Any) -> int:
+def _watch_executor(executor: type, notes: Notes) -> None:
+    def launched(_: Invocation) -> int:
         return getattr(notes.here, "launched", 0)
 
-    def about(call: Any) -> dict[str, Any]:
+    def about(call: Invocation) -> dict[str, object]:
         return {"kernels": [call.arguments[0].entrypoint]}
 
-    def called(call: Any) -> None:
+    def called(call: Invocation) -> None:
         if launched(call) != call.before:
             notes.span("launch", call.start, name="first call", **about(call))
 
     notes.wrap(executor, "__call__", called, launched)
-    notes.put(executor, "get_invoker_uncached", notes.timed(executor.get_invoker_uncached, "codegen", about))
+    notes.put(executor, "get_invoker_uncached", notes.timed(vars(executor)["get_invoker_uncached"], "codegen", about))

@@ -1,7 +1,6 @@
 """Reads PoCL's messages about its cache during a build, inside the program that builds.
 
-A trace copies this file next to its observer: it imports only the standard library, and runs on Python 3.8. ``notes``
-is the ``Notes`` of :mod:`cachectl.layers.inside.observer`.
+A trace copies this file next to its observer: it imports only the standard library, and runs on Python 3.8.
 """
 
 from __future__ import annotations
@@ -11,21 +10,24 @@ import functools
 import os
 import re
 import threading
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from cachectl.layers.inside.observer import Notes
 
 #: The bit of PoCL's filter for messages of its compiler, ``POCL_DEBUG_FLAG_LLVM``.
 _ABOUT_LLVM = 4
-# PoCL colours its messages where descriptor 2 was a terminal when it set up its devices.
+# PoCL colours its messages if descriptor 2 was a terminal when it set up its devices.
 _COLOUR = r"(?:\x1b\[[0-9;]*m)"
 _INDENT = rf"(?:{_COLOUR}{{1,2}} {_COLOUR})"
-#: The first part of a message: time, function and line; then level and category, which a killed process may leave out.
+#: The start of a message: time, function and line, then level and category, which a killed process may omit.
 _HEAD = re.compile(
     (
         rf"{_COLOUR}?\[\d{{4}}-\d\d-\d\d [0-9:.]+\] ?{_COLOUR}?P[Oo]CL[\w-]*: in fn ([^\n]*?) {_COLOUR}?at line \d+:"
         rf"(\s{{1,2}}{_COLOUR}?(?: \*\*\* \w+ \*\*\* )? \| +\w+ \| (?:{_INDENT}| )?)?"
     ).encode()
 )
-#: The texts that are understood. The second group is the folder of a program that was not in the cache.
+#: The known texts. The second group is the folder of a program that was not in the cache.
 _TEXTS = (
     r"building program (?:with options|for \d+ devs) ",
     r"(BUILDING for device: )",
@@ -40,41 +42,40 @@ _TEXTS = (
     r"Created context \d+ ",
 )
 _TEXT = re.compile(rf"{_INDENT}? {{0,4}}(?:{'|'.join(_TEXTS)})[^\n]*\n".encode())
-#: Functions that look programs up: where one prints another text, a hit cannot be distinguished from a miss.
+#: Functions that look programs up: if one prints another text, a hit cannot be distinguished from a miss.
 _LOOKS_UP = re.compile(rb"compile_and_link_program|pocl_driver_\w+|pocl_llvm_(?:\w+_program|\w+_link_ir)")
-#: The program may put a pipe or a link in the place of a file of ours.
+#: The program may replace one of our files by a pipe or a link.
 _NO_WAITING = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0)
 
 
 class Listener:
-    """Switches PoCL's messages on while it builds, and sends them to a file in the folder of the trace.
+    """Switches PoCL's messages on during a build, and sends them to a file in the folder of the trace.
 
-    Meanwhile the ``stderr`` of C code is another stream; the descriptor 2 stays as it is. Output of other C code is
-    passed on when the build has ended. If the program or its user has switched messages on, they are left alone, and
-    nothing is heard.
+    During the build the ``stderr`` of C code is another stream; descriptor 2 does not change. Output of other C code is
+    passed on after the build. Messages that the program or its user switched on are left alone, and not read.
 
-    Source: ``lib/CL/pocl_debug.c`` (the filter), ``lib/CL/pocl_build.c`` (what is said).
+    Source: ``lib/CL/pocl_debug.c`` (the filter), ``lib/CL/pocl_build.c`` (the messages).
     """
 
-    def __init__(self, notes: Any, layer: str) -> None:
+    def __init__(self, notes: Notes, layer: str) -> None:
         self.layer = layer
         self._notes = notes
         self._pid = 0
         self._path = ""
-        #: Where in the file the messages of the present builds begin.
+        #: The offset in the file at which the messages of the present builds begin.
         self._start = 0
         self._file: int | None = None
         self._own: int | None = None
-        self._filters: list[Any] = []
+        self._filters: list[ctypes.c_uint64] = []
         self._begin()
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=functools.partial(notes.quietly, self._forked))
 
     def _begin(self) -> None:
-        # A fork may happen while another thread holds the lock.
+        # A new lock: another thread may hold the old one during a fork.
         self._lock = threading.Lock()
         self._listening = False
-        #: How many builds run now. How many have ended since none did, and failed.
+        #: How many builds are running, and how many have ended and failed since none was.
         self._inside = self._ended = self._failed = 0
 
     def _forked(self) -> None:
@@ -83,7 +84,7 @@ class Listener:
         self._begin()
 
     def listen(self) -> bool:
-        """Begin to listen, unless another build does."""
+        """Start to listen, unless another build does."""
         with self._lock:
             self._inside += 1
             if self._inside == 1:
@@ -92,10 +93,10 @@ class Listener:
             return True
 
     def heard(self, *, failed: bool) -> tuple[bool | None, bool]:
-        """End listening to one build. Return whether PoCL compiled it, ``None`` if unknown, and whether PoCL was heard.
+        """Stop listening to a build. Return whether PoCL compiled it, ``None`` if unknown, and whether PoCL was heard.
 
-        If builds ran at the same time and PoCL compiled one of them, it is unknown which. Messages are switched off,
-        and noted, when the last one has ended.
+        If PoCL compiled one of several simultaneous builds, it is unknown which. When the last one has ended, messages
+        are switched off and noted.
         """
         with self._lock:
             self._inside -= 1
@@ -106,35 +107,35 @@ class Listener:
             is_last = not self._inside
             if is_last:
                 self._notes.quietly(self._turn_off)
-            output = self._said()
+            output = self._new_output()
             rest_of_output, devices, wrote, clear = read_messages(output)
-            # A hit prints no message: it needs proof that PoCL was heard in each build.
+            # A hit prints no message, so it takes proof that PoCL was heard in each build.
             heard_all = clear and devices >= self._ended
             is_miss = bool(wrote) and is_last and self._ended == 1
             if is_last:
                 # Unknown if builds failed while others ran.
                 lookups = None
                 if self._failed == self._ended:
-                    # A failure is no hit, but may have stored a program for one of several devices.
+                    # A failed build is not a hit, but may have stored a program for one of several devices.
                     lookups = len(wrote)
                 elif not self._failed:
                     lookups = devices
-                    # False if the program switched messages off, or the release words them differently.
+                    # False if the program switched messages off, or this release words them differently.
                     self._listening = heard_all
-                # A thread that holds our stream may still print: the next builds are read on from here.
+                # A thread that holds our stream may still print; the next builds are read from here on.
                 self._start += len(output)
                 self._notes.add(event="messages", layer=self.layer, lookups=lookups, wrote=wrote, upto=self._start)
             listened = self._listening
         if is_last and rest_of_output:
-            # Not under the lock: the reader may be slow.
+            # Without the lock, because the reader may be slow.
             self._notes.quietly(os.write, 2, rest_of_output)
         return (is_miss if is_miss or (heard_all and not wrote) else None), listened
 
     def _turn_on(self) -> bool:
-        self._filters = self._filters or _filters_of_pocl(self._notes.quietly)
+        self._filters = self._filters or _filters_of_pocl(self._notes)
         library = ctypes.CDLL(None)
         is_silent = self._filters and not any(variable.value for variable in self._filters)
-        # Elsewhere than in glibc the stream is no variable.
+        # Only in glibc the stream is a variable.
         if not is_silent or not hasattr(library, "gnu_get_libc_version"):
             return False
         # A program may close files that it did not open.
@@ -159,7 +160,7 @@ class Listener:
         for variable in self._filters:
             variable.value = messages
 
-    def _open(self, library: Any) -> None:
+    def _open(self, library: ctypes.CDLL) -> None:
         self._pid = os.getpid()
         self._path = os.path.join(self._notes.folder, f"{self._pid}.messages")
         # After ``exec`` the file of the previous program has the same name.
@@ -172,13 +173,13 @@ class Listener:
             line_buffered = 1
             library.setvbuf(ctypes.c_void_p(self._file), None, line_buffered, ctypes.c_size_t(4096))
 
-    def _is_ours(self, library: Any) -> bool:
+    def _is_ours(self, library: ctypes.CDLL) -> bool:
         try:
             return os.path.samestat(os.fstat(library.fileno(ctypes.c_void_p(self._file))), os.stat(self._path))
         except OSError:
             return False
 
-    def _said(self) -> bytes:
+    def _new_output(self) -> bytes:
         try:
             with open(self._path, "rb") as file:
                 file.seek(self._start)
@@ -187,24 +188,21 @@ class Listener:
             return b""
 
 
-def _filters_of_pocl(quietly: Any) -> list[Any]:
-    """Return the variable for the messages to print of each PoCL that is loaded and has one.
-
-    A wheel may bring a PoCL next to that of the system: which one builds a program does not show.
-    """
+def _filters_of_pocl(notes: Notes) -> list[ctypes.c_uint64]:
+    """Return the message filter of each loaded PoCL: of the system's and a wheel's, either may build a program."""
     with open("/proc/self/maps", "rb") as maps:
         paths = {line.split(maxsplit=5)[5].rstrip(b"\n") for line in maps if b"/libpocl" in line}
-    libraries = [quietly(ctypes.CDLL, os.fsdecode(path)) for path in sorted(paths)]
-    found = [quietly(ctypes.c_uint64.in_dll, library, "pocl_debug_messages_filter") for library in libraries]
-    # Libraries of devices show the variable of the PoCL that they belong to.
-    return list({ctypes.addressof(variable): variable for variable in found if variable is not None}.values())
+    libraries = [notes.quietly(ctypes.CDLL, os.fsdecode(path)) for path in sorted(paths)]
+    filters = [notes.quietly(ctypes.c_uint64.in_dll, library, "pocl_debug_messages_filter") for library in libraries]
+    # Libraries of devices show the filter of the PoCL to which they belong.
+    return list({ctypes.addressof(variable): variable for variable in filters if variable is not None}.values())
 
 
 def read_messages(output: bytes) -> tuple[bytes, int, list[str], bool]:
-    """Read a part of C code's error stream: what others than PoCL printed, unchanged, and what PoCL says in it.
+    """Read a part of C code's error stream. Return the output of others, and PoCL's messages as three values.
 
-    That is how many devices it builds for, the folder of each program that was not in its cache, and whether all of it
-    is clear: if a function that looks programs up printed an unknown text, no hit is certain.
+    These are the number of devices it builds for, the folder of each program that was not in its cache, and whether
+    hits are certain: not if a function that looks programs up printed an unknown text.
     """
     devices, wrote, clear = 0, [], True
     rest_of_output, *messages = _HEAD.split(output)

@@ -1,13 +1,12 @@
-"""Leaves PyOpenCL's own include folder out of the options of builds that do not need it, inside the program.
+"""Removes PyOpenCL's include folder from the options of builds that do not need it, inside the program.
 
 PyOpenCL adds ``-I …/site-packages/pyopencl/cl`` to every build (``_DEFAULT_INCLUDE_OPTIONS`` in ``__init__.py``), and
-every driver hashes options, so a program hits only where PyOpenCL lies at the same path. A program without an
-``include`` does not need the folder, and neither does ``#include <NAME>`` of a name that is not there. A literal
-``#include <pyopencl-….h>`` outside any ``#if`` is replaced by the text of the header. Every other build is left as it
-is, and noted with the include.
+every driver hashes options, so a program hits only if PyOpenCL is at the same path. A program without an ``include``
+does not need the folder, nor does ``#include <NAME>`` of a name that it does not have. A literal
+``#include <pyopencl-….h>`` outside any ``#if`` is replaced by the text of the header. Every other build is unchanged,
+and noted with the include.
 
-A run copies this file next to its observer: it imports only the standard library, and runs on Python 3.8. ``notes`` is
-the ``Notes`` of :mod:`cachectl.layers.inside.observer`.
+A run copies this file next to its observer: it imports only the standard library, and runs on Python 3.8.
 """
 
 from __future__ import annotations
@@ -23,23 +22,23 @@ if TYPE_CHECKING:
 
     from cachectl.layers.inside.observer import Invocation, Notes
 
-#: Comments, strings and characters. A quote that is not closed ends with its line, as in clang's lexer.
+#: Comments, strings and characters. An unclosed quote ends with its line, as in clang's lexer.
 _QUIET = re.compile(
     r'//(?:\\[ \t]*\r?\n|[^\r\n])*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"?|' + r"'(?:\\.|[^'\\\n])*'?", re.DOTALL
 )
 _SPLICE = re.compile(r"\\[ \t]*\r?\n")
-#: Trigraphs, raw strings of C++ for OpenCL, marks of comments in two lines, and lines that end as on old Macs.
+#: Trigraphs, raw strings of C++ for OpenCL, comment marks across two lines, and line ends of old Macs.
 _STRANGE = re.compile(r'\?\?[=/]|R"|[/*]\\[ \t]*\r?\n[/*]|\r(?!\n)')
 _INCLUDES = re.compile(r"\binclude(?:_next)?\b|__has_include|(?:#|%:)\s*import\b")
 _DIRECTIVE = re.compile(r"[ \t]*(?:#|%:)[ \t]*(\w+)")
-#: An include that names a file, where nothing follows on the line.
+#: An include that names a file, with nothing after it on the line.
 _LITERAL = re.compile(r'[ \t]*#[ \t]*include[ \t]*(?:<([\w./-]+)>|"([\w./-]+)")[ \t]*\r?')
 _ONCE = re.compile(r"(?m)^[ \t]*#[ \t]*pragma[ \t]+once[ \t]*\r?$")
 #: Options that include a file, or name further folders.
 _IN_OPTIONS = re.compile(rb"(?:^|\s)-i\w*|include")
 _FOLDER = re.compile(rb"[-/]I ?(?:\"[^\"]*\"|\S+)")
 _KERNEL = re.compile(r"\b(?:__)?kernel\b.*?\bvoid\s+(\w+)", re.DOTALL)
-#: The mark of a program whose source the driver has got with headers in it.
+#: The mark of a program whose source was given to the driver with headers in it.
 _GIVEN = "_cachectl_has_headers"
 
 
@@ -48,7 +47,7 @@ class Needed(Exception):
 
 
 def watch(module: ModuleType, notes: Notes) -> None:
-    """Replace the builds of ``pyopencl``. Raises :class:`AttributeError` if it adds no folder as it is known to."""
+    """Replace the builds of ``pyopencl``. Raises :class:`AttributeError` if it does not add the folder as expected."""
     getattr(module, "_DEFAULT_INCLUDE_OPTIONS")  # noqa: B009
     process = module.Program._process_build_options  # noqa: SLF001
 
@@ -75,7 +74,7 @@ def watch(module: ModuleType, notes: Notes) -> None:
 
         def process_without(*arguments: object, **named: object) -> tuple[bytes, list[str]]:
             options, folders = process(*arguments, **named)
-            # It comes after the program's own.
+            # It comes after the program's own options.
             first, separator, last = (b" %b " % options).rpartition(b" %b " % own)
             kept = [path for path in folders if path != added[1].strip('"')]
             return ((first + b" " + last).strip() if separator else options), kept
@@ -94,10 +93,7 @@ def watch(module: ModuleType, notes: Notes) -> None:
 
 @functools.lru_cache(maxsize=64)
 def _quieted(text: str) -> str:
-    """Return a text without comments and strings, with the same lines.
-
-    Raises :class:`Needed` if an include may be written in another way than others.
-    """
+    """Return a text without comments and strings, with the same lines. Raises :class:`Needed` for unusual includes."""
     if _STRANGE.search(text):
         raise Needed("unusual characters")
     quiet = _QUIET.sub(lambda match: " " + "\n" * match[0].count("\n"), text)
@@ -107,23 +103,20 @@ def _quieted(text: str) -> str:
 
 
 class Headers:
-    """PyOpenCL's folder of headers, and what else is searched for them."""
+    """PyOpenCL's folder of headers, and the other folders of the search path."""
 
     def __init__(self, folder: str, folders: Sequence[str], encoding: str = "utf-8") -> None:
         self._folder = folder
         # PyOpenCL puts the working folder before those of options.
         self._before = [path for path in folders[1:] if path != folder]
         self._encoding = encoding
-        #: Those that are to be included once, and were.
+        #: The headers to be included once that were.
         self._once: set[str] = set()
 
     def put_into(self, text: str) -> str:
-        """Return a source in which headers stand instead of their includes.
-
-        Raises :class:`Needed` where another include remains, or one of the other folders may have the header too.
-        """
+        """Return a source with headers in place of their includes. Raises :class:`Needed` if that is not certain."""
         plain = _SPLICE.sub("", text) if "\\" in text else text
-        # To look for a word takes much less time than to match a pattern.
+        # Searching for a word takes much less time than matching a pattern.
         is_plain = not any(word in plain for word in ("include", "import", "??/"))
         return text if is_plain else self._inlined(text, None)
 
@@ -140,18 +133,18 @@ class Headers:
                 result.append(line)
                 continue
             match, is_own = _LITERAL.fullmatch(line), above is not None
-            # A name in quotes is none in the code, and may be that of a file next to the source.
+            # A quoted name is a string, which the code lacks, and may be that of a file next to the source.
             if match is None or (not is_own and code != line) or (number and lines[number - 1].rstrip().endswith("\\")):
                 raise Needed(line.strip())
             path = self.find(match, above or "")
             if path is not None and depth and not is_own:
                 raise Needed(line.strip())
-            # What is not in the folder is found, or not, without it.
+            # Without the folder, the result for a header that is not in it is the same.
             result.append(line if path is None else self.marked(path, number + 2, depth))
         return "\n".join(result)
 
     def find(self, match: re.Match[str], above: str) -> str | None:
-        """Return the path below the folder of what is included; ``None`` if it is not there."""
+        """Return the path of an included file below the folder; ``None`` if it does not exist."""
         name = match[1] or match[2]
         if any(os.path.exists(os.path.join(folder, name)) for folder in self._before):
             raise Needed(f"{name}, which a folder of the options has")
@@ -159,10 +152,10 @@ class Headers:
         return next((path for path in choices if os.path.isfile(os.path.join(self._folder, path))), None)
 
     def marked(self, path: str, line: int, depth: int) -> str:
-        """Return the text of a header between the marks by which a preprocessor says what it has included.
+        """Return the text of a header between the marks by which a preprocessor shows what it included.
 
-        So errors and ``__FILE__`` stay as they were after it, from ``line`` on: for that ``#line`` would need the name
-        that the driver gives to the program's own source. NVIDIA's messages count lines as they stand all the same.
+        So errors and ``__FILE__`` after it, from ``line`` on, do not change; ``#line`` would need the driver's name for
+        the program's own source. NVIDIA's messages ignore the marks.
         """
         if path in self._once:
             return ""

@@ -1,6 +1,6 @@
-"""Builds of PyOpenCL's with a tag: a constant in their source and a macro in their options that no other build has.
+"""Builds by PyOpenCL with a tag: a constant in their source and a macro in their options that no other build has.
 
-The constant's name is stored with the program, so entries of tagged builds can be recognised.
+The name of the constant is stored with the program, so entries of tagged builds can be recognised.
 """
 
 from __future__ import annotations
@@ -18,27 +18,26 @@ from cachectl.layers.core.switch import Patch
 
 #: The library that builds.
 LIBRARY = "PyOpenCL"
-#: Appended to the source. PoCL 7.2 and newer erase globals that nothing uses (commit e9113a7b1) before they store the
-#: program. OpenCL C 1.0 and 1.1 know neither ``static`` nor ``extern``.
+#: Appended to the source. PoCL 7.2 and newer erase unused globals (commit e9113a7b1) before they store the program.
+#: OpenCL C 1.0 and 1.1 know neither ``static`` nor ``extern``.
 _CONSTANT = "\n\n__constant int {tag} __attribute__((__used__)) = 0;\n"
-#: What a tag uses of PyOpenCL's module, and of its programs.
+#: What a tag needs of PyOpenCL's module, and of its programs.
 _OF_MODULE = ("link_program", "Kernel", "Error", "program_info", "program_kind", "kernel_info")
 _BUILDS = ("build", "compile")
 _OF_PROGRAM = (*_BUILDS, "from_int_ptr", "int_ptr", "get_info")
 
 
 def _pyopencl() -> Any:
-    """Return the library, which is loaded where anything builds with it."""
     return sys.modules["pyopencl"]
 
 
 def can_tag() -> bool:
-    """Return whether PyOpenCL is loaded, without which no build gets a tag."""
+    """Return whether PyOpenCL is loaded, without which there is nothing to tag."""
     return hasattr(sys.modules.get("pyopencl"), "Program")
 
 
 def misfit() -> str | None:
-    """Return what the loaded PyOpenCL lacks that a tag needs; ``None`` if it has all of it."""
+    """Return what the loaded PyOpenCL lacks for a tag; ``None`` if it lacks nothing."""
     from inspect import unwrap
 
     pyopencl = _pyopencl()
@@ -54,8 +53,8 @@ def misfit() -> str | None:
 def patches(tagger: Any) -> tuple[Patch, ...]:
     """Return the replacements for every function by which PyOpenCL builds programs from source.
 
-    ``tagger.salts(platform)`` says whether builds for a platform get a tag. A build takes place in the context
-    ``tagger.build()``, whose value has the ``tag``. Its ``program`` becomes a reference to the program that was built.
+    ``tagger.salts(platform)`` decides whether builds for a platform get a tag. A build runs in the context
+    ``tagger.build()``, whose value has the ``tag``, and gets a reference to the built program as its ``program``.
     """
     return (
         *(("pyopencl", "Program", name, partial(_once, _tagged_build, tagger)) for name in _BUILDS),
@@ -64,7 +63,7 @@ def patches(tagger: Any) -> tuple[Patch, ...]:
 
 
 def _once(tagged: Callable[..., Any], tagger: Any, function: Callable[..., object]) -> Callable[..., object]:
-    """Return a replacement for a function; for a replacement, itself."""
+    """Return a replacement for a function, unless that is one already."""
     if getattr(function, "tags", False):
         return function
     replacement: Callable[..., object] = wraps(function)(tagged(tagger, function))
@@ -80,11 +79,11 @@ def _tagged_build(tagger: Any, build: Callable[..., object]) -> Callable[..., ob
         try:
             if tagger.salts(_platform_of(_context_of(program))):
                 source = _source_of(program)
-        except Exception as error:  # noqa: BLE001 - of a PyOpenCL that is not as expected; the program's build goes on
+        except Exception as error:  # noqa: BLE001 - from an unexpected PyOpenCL; the program's build continues
             warnings.warn(f"a build of {LIBRARY} gets no salt: {error!r}", RuntimeWarning, stacklevel=2)
         if source is None:
             return build(program, *arguments, **named)
-        made = program._prg  # noqa: SLF001 - what the driver counts references to
+        made = program._prg  # noqa: SLF001 - to which the driver counts references
         with tagger.build() as built:
             if "options" in named:
                 named["options"] = _with_macro(named["options"], built.tag)
@@ -106,7 +105,7 @@ def _tagged_link(tagger: Any, link: Callable[..., object]) -> Callable[..., obje
     def link_tagged(context: Any, programs: Iterable[Any], *rest: object, **named: object) -> object:
         if not tagger.salts(_platform_of(context)):
             return link(context, programs, *rest, **named)
-        # Compiled by the replacement, it has a constant of its own.
+        # The replacement compiles it, with a constant.
         tagged = _pyopencl().Program(context, "\n").compile()
         with tagger.build() as built:
             linked: Any = link(context, [*programs, tagged], *rest, **named)
@@ -117,27 +116,27 @@ def _tagged_link(tagger: Any, link: Callable[..., object]) -> Callable[..., obje
 
 
 def _held(program: Any) -> Any:
-    """Return a second reference to what a program has built, if anything."""
+    """Return a second reference to what a program built, if anything."""
     made = program._prg  # noqa: SLF001
     return None if made is None else _pyopencl().Program.from_int_ptr(made.int_ptr)
 
 
 def ask_for_binaries(program: Any) -> None:
-    """Have the driver make the binaries of a program, if it has not."""
+    """Make the driver create the binaries of a program, unless it has."""
     with suppress(_pyopencl().Error):
         program.get_info(_pyopencl().program_info.BINARIES)
 
 
 def count_references(program: Any) -> int:
-    """Return how many hold a program, by the driver's own count; 0 for none."""
+    """Return the driver's count of references to a program; 0 for ``None``."""
     return 0 if program is None else int(program.get_info(_pyopencl().program_info.REFERENCE_COUNT))
 
 
 def holders() -> tuple[Counter[int], dict[int, list[int]] | None]:
-    """Return the objects of this process that hold programs now, by the programs' addresses.
+    """Return how this process holds programs, by their addresses.
 
-    The first are the numbers of objects that hold a reference to each. The second are the reference counts of its
-    kernels, 1 if only Python holds one; ``None`` if another thread is creating one, which cannot be queried yet.
+    First the number of objects that hold a reference to each; then the reference counts of its kernels, 1 if only
+    Python holds one, or ``None`` if another thread is creating a kernel, which cannot be queried yet.
     """
     pyopencl = _pyopencl()
     gc.collect()
@@ -162,7 +161,7 @@ def holders() -> tuple[Counter[int], dict[int, list[int]] | None]:
 
 
 def rests(program: Any, held_by: Mapping[int, int], kernels: Mapping[int, list[int]] | None, *, alone: bool) -> bool:
-    """Return whether only the :func:`holders` hold a program, and nothing else its kernels."""
+    """Return whether nothing but the :func:`holders` holds a program or its kernels."""
     if kernels is None:
         return False
     mine = kernels.get(program.int_ptr, [])
@@ -171,7 +170,7 @@ def rests(program: Any, held_by: Mapping[int, int], kernels: Mapping[int, list[i
 
 
 def _source_of(program: Any) -> str | bytes | None:
-    """Return what a program is built from; ``None`` where that is no source, but a binary or IL."""
+    """Return the source of a program; ``None`` if it is built from a binary or IL."""
     made = program._prg  # noqa: SLF001 - where PyOpenCL keeps it
     if made is None:
         source: str | bytes = program._source  # noqa: SLF001
@@ -192,7 +191,7 @@ def _platform_of(context: Any) -> str:
 
 @contextmanager
 def _source_replaced(program: Any, source: str | bytes, tag: str) -> Iterator[None]:
-    """Have a program made again from its source with a constant; restore it if that fails."""
+    """Make a program be built again from its source with a constant; restore it if that fails."""
     made = program._prg  # noqa: SLF001
     had = vars(program).get("_source")
     if made is not None:

@@ -1,4 +1,4 @@
-"""The layer ``mesa``: OpenCL programs that Rusticl, and Mesa's drivers under it, have compiled.
+"""The layer ``mesa``: OpenCL programs compiled by Rusticl and by the Mesa drivers that it uses.
 
 Sources: ``src/util/disk_cache.c`` and ``disk_cache_os.c`` (places, switches, sizes), ``src/util/u_debug.c`` (booleans).
 """
@@ -26,18 +26,14 @@ from cachectl.layers.host import drivers
 if TYPE_CHECKING:
     from cachectl.layers.mesa.store import ShaderCache
 
-#: What every process maps that has one of the stores open, whichever driver it uses.
+#: What every process with an open store maps, whichever driver it uses.
 OPENED = ("mesa_shader_cache",)
 MULTI_FILE = "multi-file"
 SINGLE_FILE = "single-file"
 DATABASE = "database"
-FOLDERS = {
-    MULTI_FILE: "mesa_shader_cache",
-    SINGLE_FILE: "mesa_shader_cache_sf",
-    DATABASE: "mesa_shader_cache_db",
-}
+FOLDERS = {MULTI_FILE: "mesa_shader_cache", SINGLE_FILE: "mesa_shader_cache_sf", DATABASE: "mesa_shader_cache_db"}
 _SELECTORS = {SINGLE_FILE: "MESA_DISK_CACHE_SINGLE_FILE", DATABASE: "MESA_DISK_CACHE_DATABASE"}
-#: Of each group the first variable that is set counts, even if it is empty; the second names are old.
+#: The first variable of a group that is set counts, even if it is empty; second names are old.
 _PLACES = ("MESA_SHADER_CACHE_DIR", "MESA_GLSL_CACHE_DIR", "XDG_CACHE_HOME")
 _OLD = "MESA_GLSL_CACHE_"
 _BY_HOME = "default (HOME)"
@@ -47,12 +43,12 @@ _SIZES = ("MESA_SHADER_CACHE_MAX_SIZE", "MESA_GLSL_CACHE_MAX_SIZE")
 _DEFAULT_CAP = 1 << 30
 _LIMIT = regex(r"\s*([+-]?\d{1,18})(.?)", re.ASCII | re.DOTALL)
 _UNITS = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
-#: Booleans, in capitals as well.
+#: Booleans, in either case.
 _TRUE = "1|t|true|y|yes"
 _FALSE = "0|f|false|n|no"
-_ALSO_READ = "names files that programs also take entries from: they are neither listed nor purged"
+_ALSO_READ = "names files from which programs also take entries: these are neither listed nor purged"
 _IGNORED = "is not a boolean that Mesa knows, so it does nothing"
-#: Settings with an effect that few expect. The first two name read-only files of a single-file store next to its own
+#: Settings with unexpected effects. The first two name further, read-only files of a single-file store
 #: (``src/util/fossilize_db.c``).
 _SURPRISES = (
     EnvSwitch("MESA_DISK_CACHE_READ_ONLY_FOZ_DBS", "(?!)", "", outcome=_ALSO_READ),
@@ -80,12 +76,10 @@ class MesaShaderCache(drivers.DriverLayer):
     title = "Mesa shader cache (Rusticl)"
     about = About(
         on_network=Hazard(
-            HARMLESS,
-            "every lookup goes over the network, and the size is counted in a file that programs map",
+            HARMLESS, "every lookup goes over the network, and the size is counted in a file that programs map"
         ),
         among_ranks=Hazard(
-            HARMLESS,
-            "of those that compile the same at once, one stores it; a single file or a database they lock",
+            HARMLESS, "if several compile one program at once, one stores it; they lock a single file or a database"
         ),
         # Mesa opens the file of an entry to read it, and renames a temporary to a new one.
         lookups=Lookups(
@@ -95,11 +89,14 @@ class MesaShaderCache(drivers.DriverLayer):
             # Rusticl compiles a kernel when it is launched.
             saves=("compile", "launch"),
             shared=_SHARED,
+            # Who stores an entry looks whether its file is there. Source: disk_cache_write_item_to_disk in
+            # src/util/disk_cache_os.c.
+            openings_of_miss=2,
             otherwise="Mesa keeps it open, and no event says which of its entries are read",
         ),
     )
     makers = ("Rusticl", "Mesa Clover")
-    # Mesa reads them when a device is first opened: the first, then its old name.
+    # Mesa reads them when a device is first opened: the current name, then the old one.
     switch, _old_switch = (
         EnvSwitch(name, _TRUE, _FALSE, outcome=_IGNORED, read=at_load(*OPENED), value="true") for name in _SWITCHES
     )
@@ -109,7 +106,7 @@ class MesaShaderCache(drivers.DriverLayer):
         "MESA_SHADER_CACHE_MAX_SIZE MESA_DISK_CACHE_SINGLE_FILE MESA_DISK_CACHE_DATABASE MESA_DISK_CACHE_MULTI_FILE "
         "MESA_DISK_CACHE_READ_ONLY_FOZ_DBS MESA_DISK_CACHE_READ_ONLY_FOZ_DBS_DYNAMIC_LIST",
     )
-    placeless = Hazard(RECOMPILES, "is empty: Mesa finds no place and keeps nothing")
+    placeless = Hazard(RECOMPILES, "is empty: Mesa has no folder and keeps nothing")
     places = Places(
         _PLACES[0],
         linux=(
@@ -126,10 +123,7 @@ class MesaShaderCache(drivers.DriverLayer):
         return ShaderCache()
 
     def roots(self) -> tuple[Root, ...]:
-        """Resolve as Mesa does when a device is first opened, the form in use first.
-
-        Releases before 2025 ignore ``HOME`` and use the account's home folder. Where the two differ, both count.
-        """
+        """Resolve as Mesa does, the form in use first; releases before 2025 use the account's home, not ``HOME``."""
         values = ((form, self.environment.get(variable) or "") for form, variable in _SELECTORS.items())
         selected = (form for form, value in values if re.fullmatch(_TRUE, value, re.IGNORECASE | re.ASCII))
         used = next(selected, MULTI_FILE)
@@ -148,12 +142,12 @@ class MesaShaderCache(drivers.DriverLayer):
         return [place, (account, "default of older Mesa (account)")]
 
     def _first(self, variables: tuple[str, ...]) -> tuple[str | None, str]:
-        """Return the first of these variables that is set, with its value."""
+        """Return the first of these variables that is set, and its value."""
         values = ((variable, self.environment.get(variable)) for variable in variables)
         return next(((variable, value) for variable, value in values if value is not None), (None, ""))
 
     def state(self) -> State:
-        """Return the state; without a variable Rusticl has no device."""
+        """Return the state, with a note if Rusticl may have no device."""
         if self.environment.platform == "win32":
             return State(ABSENT, "Mesa keeps no cache on Windows")
         state = super().state()
@@ -162,36 +156,36 @@ class MesaShaderCache(drivers.DriverLayer):
         return state._replace(why=f"{state.why}; RUSTICL_ENABLE names no device, so there may be none")
 
     def enable(self) -> Switch:
-        """Unset the old name of the variable, too."""
+        """Unset the old name of the variable too."""
         return super().enable()._replace(unset=frozenset(_SWITCHES))
 
     def relocate(self, folder: Path) -> Switch:
-        """Return the place itself: older releases append their folder to it, and make only that one."""
+        """Return the folder itself: older releases append theirs to it, and make only that one."""
         return self.switch.read._replace(layer=self.name, set={_PLACES[0]: str(folder)})
 
     def faults(self) -> Iterator[Fault]:
-        """Yield problems with the first switch that is set, with the place, and with surprising variables."""
+        """Yield problems with the first switch that is set, with the folder, and with surprising variables."""
         is_old = self._first(_SWITCHES)[0] == self._old_switch.variable
         yield from faults_of(self, (self._old_switch if is_old else self.switch,))
         yield from self._place_faults()
         yield from self._more_of_places()
         variable, value = self._first(_SIZES)
         if variable is not None and not read_limit(value)[1]:
-            outcome = f"is taken for {read_limit(value)[0]:,} bytes: any unit but K or M counts as gigabytes"
+            outcome = f"means {read_limit(value)[0]:,} bytes to Mesa: any unit but K or M counts as gigabytes"
             yield None, misread(self, variable, HARMLESS, outcome, f"export {variable}=1G")
         yield from faults_of(self, _SURPRISES)
         for names in (_PLACES, _SIZES):
             variable, value = self._first(names)
             if variable is not None and variable.startswith(_OLD):
                 fix = f"unset {variable}; export {names[0]}={shlex.quote(value)}"
-                yield None, misread(self, variable, HARMLESS, "is an old name, and Mesa warns of it in every run", fix)
+                yield None, misread(self, variable, HARMLESS, "is an old name, of which Mesa warns in every run", fix)
 
     def _more_of_places(self) -> Iterator[Fault]:
         (variable, value), bases = self._first(_PLACES), self._bases()
         home = self.environment.home_folder
         if len(bases) > 1 and why_closed(bases[0][0], home) is None:
             account = self.environment.home
-            outcome = f"is not the home of the account, {account}, which releases before 2025 use instead"
+            outcome = f"is not the home of the account, {account}, which releases before 2025 use"
             severity = HARMLESS
             if why_closed(account / ".cache", account) is not None:
                 severity, outcome = RECOMPILES, f"{outcome}: they cannot write there, and keep nothing"
@@ -200,22 +194,22 @@ class MesaShaderCache(drivers.DriverLayer):
         elif variable is None or not Path(value).is_absolute() or Path(value).parent.is_dir():
             return
         elif why_closed(Path(value), home) is None:
-            outcome = "has no parent folder, and releases before 2024 make only the last one: they keep nothing"
+            outcome = "has no parent folder, and releases before 2024 make only the last folder: they keep nothing"
             fix = f"mkdir -p {shlex.quote(value)}"
             yield None, misread(self, variable, RECOMPILES, outcome, fix)
 
     @property
     def limit(self) -> int:
-        """The bytes of the variable, or the default."""
+        """The limit in bytes: that of the variable, or the default."""
         return read_limit(self._first(_SIZES)[1])[0]
 
     def diagnose(self) -> Iterator[Finding]:
-        """Add a cache that is nearly full."""
+        """Add that the cache is nearly full."""
         yield from super().diagnose()
         limit = self.limit
         for root in self.roots():
             counted = 0
-            # That it cannot be read, the judge of places says.
+            # The judge of places reports an index that cannot be read.
             with suppress(OSError):
                 counted = (self.store.rest.indexed_bytes(root) if root.role == MULTI_FILE else None) or 0
             message = f"counts {counted:,} of at most {limit:,} bytes: Mesa drops entries to make room"
@@ -224,10 +218,7 @@ class MesaShaderCache(drivers.DriverLayer):
 
 
 def read_limit(value: str) -> tuple[int, bool]:
-    """Return a size in bytes as Mesa reads it, and whether its unit is one that Mesa knows.
-
-    A number without a known unit counts gigabytes; 0 is the default.
-    """
+    """Return a size in bytes as Mesa reads it (0 is the default), and whether its unit is known, else gigabytes."""
     match = _LIMIT.match(value)
     if match is None:
         return _DEFAULT_CAP, False

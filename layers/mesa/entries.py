@@ -1,8 +1,7 @@
-"""Entries of Mesa's shader cache, the same bytes in each of its three forms, and whose they are.
+"""Entries of Mesa's shader cache, the same bytes in each of its three forms, and their owners.
 
-GL and Vulkan keep theirs in the same folders, and only contents show it: all entries of one driver and device were
-stored by one build of one library, and Rusticl is a library of its own. So if one of them contains a kernel, all are
-OpenCL's.
+GL and Vulkan use the same folders, and only contents show the owner: all entries of one driver and device were stored
+by one build of one library, and Rusticl is a library of its own. So if one of them contains a kernel, all are OpenCL's.
 
 A header names the driver and the device, and a checksum covers the payload, which is packed with zstd. Sources:
 ``src/util/disk_cache.h`` (``CACHE_KEY_SIZE``) and ``disk_cache.c`` (the driver's keys), ``src/util/disk_cache_os.c``
@@ -29,32 +28,32 @@ from cachectl.layers.formats import details, device_binaries, elf
 
 #: Bytes that contain the header of every driver and device; GL's longer headers are read whole.
 HEAD = 512
-#: The driver, or the device, in entries that Rusticl itself stored.
+#: The driver, or the device, in entries stored by Rusticl itself.
 RUSTICL = "rusticl"
 
 #: Why something of an unknown version is left alone.
 FOREIGN = "is of a version of Mesa's format that cachectl does not know; left alone"
 #: After the version: driver and device.
 _NAMES = rb"([\x21-\x7e][\x20-\x7e]{0,199})\0([\x21-\x7e][\x20-\x7e]{0,199})\0"
-#: Other versions than the known one, and other bytes than zeros.
+#: A version that is neither the known one nor zero.
 _FOREIGN = regex(rb"[^\0\x01]" + _NAMES, re.DOTALL)
-#: Then the size of a pointer, a number of the driver, and the kind of the entry: 1 if GL's own compiler has made it.
+#: Then the size of a pointer, a number of the driver, and the kind of the entry: 1 if GL's own compiler made it.
 _HEAD = regex(rb"\x01" + _NAMES + rb"[\x04\x08].{8}([\0\x01])\0{3}", re.DOTALL)
-#: As many other bytes, which are no zeros of a power failure.
+#: As many other bytes, but not the zeros of a power failure.
 _OTHER_HEAD = regex(rb"\x01" + _NAMES + rb"(?!\0{13}).{13}", re.DOTALL)
 _COUNT = struct.Struct("<I")
 _CHECKED = struct.Struct("<II")
-#: The length of each key in GL's headers, which since Mesa 26 are a BLAKE3.
-_KEY_SIZES = (20, 32)
+#: The length of a key: a SHA-1, or since Mesa 26 a BLAKE3.
+KEY_SIZES = (20, 32)
 #: More than any program needs, in bytes.
 _LARGEST = 1 << 26
 _ZSTD = b"\x28\xb5\x2f\xfd"
-#: How packed bytes begin: those of zstd, and of each level of zlib.
+#: The first bytes of packed content: of zstd, and of each level of zlib.
 _PACKED = (_ZSTD, b"\x78\x01", b"\x78\x5e", b"\x78\x9c", b"\x78\xda")
-#: Only an OpenCL kernel gets such a function around it.
+#: Mesa wraps only OpenCL kernels in such a function.
 _WRAPPED = regex(rb"__wrapped_([A-Za-z_]\w{0,254})\0", re.ASCII)
 
-#: How many entries of one driver are unpacked, the smallest first, to find a kernel.
+#: How many entries of one driver are searched for a kernel, the smallest first.
 _LOOKS = 256
 _GL = "GL or Vulkan"
 _GRAPHICS = f"is of {_GL}, which share the folder"
@@ -66,8 +65,8 @@ NEVER = "Mesa compiles it again in every run, and never replaces it"
 class Header(NamedTuple):
     """The owner of an entry: driver (a hash of its build), device, and whether GL's compiler made it.
 
-    ``payload`` is the offset of the packed bytes, ``None`` where more must be read to know it, or where no known length
-    of GL's keys explains the entry: ``is_known`` is false then.
+    ``payload`` is the offset of the packed bytes, ``None`` if more must be read to know it, or if no known length of
+    GL's keys explains the entry, in which case ``is_known`` is false.
     """
 
     driver: str
@@ -80,13 +79,13 @@ class Header(NamedTuple):
 
 
 def read_header(data: bytes) -> Header | None:
-    """Read the header from an entry, or from its first :data:`HEAD` bytes; ``None`` where there is none."""
+    """Read the header from an entry, or from its first :data:`HEAD` bytes; ``None`` if there is none."""
     head = _HEAD.match(data)
     if head is None:
         return None
     driver, device, kind = (part.decode("ascii") for part in head.groups())
     is_graphics, headers = kind == "\1", set[Header]()
-    for size in _KEY_SIZES if is_graphics else (0,):
+    for size in KEY_SIZES if is_graphics else (0,):
         with suppress(details.Cut):
             keys = _COUNT.size + details.fields(_COUNT, data, head.end())[0] * size if is_graphics else 0
             begin = head.end() + keys
@@ -102,36 +101,30 @@ def read_header(data: bytes) -> Header | None:
 
 
 def checksum(data: bytes) -> int:
-    """Return the checksum as Mesa computes it: CRC-32 without the last inversion."""
+    """Return Mesa's checksum: CRC-32 without the last inversion."""
     return zlib.crc32(data) ^ 0xFFFFFFFF
 
 
 def complaint(data: bytes, expected: int = 0) -> str | None:
-    """Return why Mesa would not use an entry; ``None`` where it would.
-
-    ``expected`` is its checksum in a larger file, 0 if there is none.
-    """
+    """Return why Mesa would not use an entry, or ``None``; ``expected`` is its checksum in a larger file, or 0."""
     header = read_header(data)
     if is_foreign(data):
         return FOREIGN
     if header is None or header.payload is None:
-        return "has no whole header"
+        return "has no complete header"
     is_same = checksum(data[header.payload :]) == header.checksum and expected in (0, checksum(data))
     return None if is_same else "its checksum does not match"
 
 
 def is_foreign(data: bytes) -> bool:
-    """Return whether an entry has the names of a header, but an unknown version before them, or more behind."""
+    """Return whether an entry has the names of a header, but an unknown version before or format after them."""
     if (header := read_header(data)) is not None:
         return not header.is_known
     return _FOREIGN.match(data) is not None or _OTHER_HEAD.match(data) is not None
 
 
 def inflate(data: bytes) -> bytes:
-    """Unpack the payload of an entry.
-
-    Raises :class:`ValueError` if it cannot be unpacked, or is larger than any program.
-    """
+    """Unpack the payload of an entry. Raises :class:`ValueError` if that fails, or it is larger than any program."""
     header = read_header(data)
     if header is None or header.payload is None or header.inflated > _LARGEST:
         raise ValueError("its header is missing or impossible")
@@ -154,7 +147,7 @@ def inflate(data: bytes) -> bytes:
 
 
 def kernels(content: bytes) -> tuple[str, ...] | None:
-    """Return the OpenCL kernels in an unpacked payload; ``None`` where it names none, as machine code."""
+    """Return the OpenCL kernels in an unpacked payload; ``None`` if it names none, such as machine code."""
     if content.startswith(elf.MAGIC):
         return None
     if content.startswith(device_binaries.SPIRV):
@@ -163,7 +156,7 @@ def kernels(content: bytes) -> tuple[str, ...] | None:
 
 
 def with_header(entry: Entry, head: bytes) -> Entry:
-    """Add what the first bytes of an entry say of its maker; of one of an unknown version, only that."""
+    """Add what the first bytes of an entry say of its maker, or that they are of an unknown version."""
     if (header := read_header(head)) is None:
         return entry._replace(details=details.Details(versions={"format": "unknown"})) if is_foreign(head) else entry
     detail = {"of": _GL} if header.graphics else {}
@@ -179,10 +172,7 @@ def kernels_in(data: bytes) -> tuple[str, ...] | None:
 
 
 def owned(entries: Iterable[Entry], read: Callable[[Entry], bytes | None], *, contents: bool) -> Iterator[Found]:
-    """Yield entries with their owners, which driver and device show, and a problem for each that cannot be read.
-
-    Only ``contents`` unpacks the names of kernels.
-    """
+    """Yield entries with their owners, by driver and device, and a problem for each that cannot be read."""
     problems: dict[str, Problem] = {}
 
     def kernels_of(entry: Entry) -> tuple[str, ...] | None:
@@ -215,16 +205,16 @@ def owned(entries: Iterable[Entry], read: Callable[[Entry], bytes | None], *, co
 def _guest(
     maker: tuple[str | None, str | None], group: Sequence[Entry], kernels_of: Callable[[Entry], object]
 ) -> str | None:
-    """Return the owner of what a driver has stored for a device; ``None`` for OpenCL."""
+    """Return the owner of what a driver stored for a device; ``None`` for OpenCL."""
     if any(entry.details.detail for entry in group):
         return _GRAPHICS
-    # Kernels are smaller than the code that a driver makes from them.
+    # Kernels are smaller than the code that a driver compiles them to.
     smallest = sorted(group, key=lambda entry: entry.length)[:_LOOKS] if maker[1] is not None else ()
     return None if RUSTICL in maker or any(map(kernels_of, smallest)) else _UNKNOWN
 
 
 class EntryCodec(Codec):
-    """An entry, which is the same in each form of the cache."""
+    """An entry, the same in each form of the cache."""
 
     form = "mesa-entry/1"
 
@@ -235,7 +225,7 @@ class EntryCodec(Codec):
         return details.Details(kernels_in(data), device, {"driver": driver})
 
     def check(self, data: bytes) -> Damage | None:
-        """Check the checksum. Nothing can check the name."""
+        """Compare the checksum. Nothing can check the name."""
         wrong = complaint(data)
         return None if wrong is None else Damage(RECOMPILES, f"{wrong}: {NEVER}")
 

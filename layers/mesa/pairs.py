@@ -1,13 +1,13 @@
-"""Mesa's larger files: pairs of a data file with many entries, and its index.
+"""Mesa's larger files: pairs of a data file with many entries and its index.
 
-They are changed under the locks of Mesa's writers. A program that has a single file open remembers where entries lie,
+They are changed under the locks of Mesa's writers. A program with an open single file remembers the places of entries,
 so a new pair of files is renamed over the old one, which the program continues to use. A database is changed in place,
-as Mesa does: its number is zero meanwhile and new afterwards, so every program reads the index again.
+as by Mesa: its number is zero during the change and new afterwards, so every program reads the index again.
 
-Since Mesa 26 the keys of a database have 32 bytes instead of 20, under the same version, and both kinds of frames
-follow each other in a database that was there before an upgrade. The names of a single file kept 40 digits: the first
-20 bytes of a key. A removal cuts out exactly the bytes of entries; all others are carried over. A file whose index
-lists what no known format explains is not changed.
+Since Mesa 26 the keys of a database have 32 bytes instead of 20, under the same version; a database that is older than
+an upgrade has frames of both kinds. The names of a single file kept 40 digits: the first 20 bytes of a key. A removal
+cuts out exactly the bytes of entries, and carries over all others. A file whose index lists what no known format
+explains is not changed.
 
 Sources: ``src/util/fossilize_db.c`` and ``.h`` (single file), ``src/util/mesa_cache_db.c`` (database),
 ``src/util/disk_cache.h`` (``CACHE_KEY_SIZE``).
@@ -47,20 +47,18 @@ _DB_MAGIC = b"MESA_DB\0"
 _DB_VERSION = 1
 #: Magic, version, and a number that is equal in files that belong together, and 0 while they are changed.
 _DB_HEAD = struct.Struct("<8sIQ")
-#: Behind the key in a frame: checksum, length.
+#: After the key in a frame: checksum, length.
 _DB_TAIL = struct.Struct("<II")
-#: Keys are a SHA-1, or since Mesa 26 a BLAKE3.
-_KEY_SIZES = (20, 32)
-#: The key's beginning, length, nanoseconds of the last use since the machine started, place.
+#: First bytes of the key, length, last use (ns since the machine started), place.
 _DB_PLACED = struct.Struct("<QIQQ")
 #: The end of a record in every index.
 _END_OF_RECORD = struct.Struct("<Q")
 _UNKNOWN = "its index lists entries in a format that this cachectl does not know; left alone"
-_MIXED = "the database has keys of another length, and Mesa drops every entry of one with both; move it elsewhere first"
+_MIXED = "the database has keys of another length, and Mesa drops every entry of one with both; move it away first"
 
 
 class Blob(NamedTuple):
-    """An entry in a data file: ``begin`` is the place of its frame, which its own bytes follow.
+    """An entry in a data file: ``begin`` is the offset of its frame, which its own bytes follow.
 
     ``frame`` is the length of the frame, ``record`` the entry's record in the index.
     """
@@ -75,20 +73,20 @@ class Blob(NamedTuple):
 
     @property
     def end(self) -> int:
-        """Return the place behind the entry."""
+        """Return the offset of the end of the entry."""
         return self.begin + self.frame + self.length
 
     @property
     def row(self) -> Row:
-        """Length and checksum identify the content; places change when another entry is removed."""
+        """Length and checksum identify the content; offsets change when another entry is removed."""
         return Row(self.checksum, self.name, self.length)
 
 
 class Index(NamedTuple):
-    """The entries that an index lists, in the order of their places, which is that of the index.
+    """The entries that an index lists, in the order of the index and of the data file.
 
-    ``lost`` counts the listed entries of which the data file has a part or only zeros, whatever the length of their
-    keys; ``unknown`` those that no known format explains.
+    ``lost`` counts listed entries of which the data file has only a part or zeros, with any length of keys; ``unknown``
+    counts those that no known format explains.
     """
 
     blobs: list[Blob]
@@ -97,7 +95,7 @@ class Index(NamedTuple):
 
     @property
     def by_name(self) -> dict[str, Blob]:
-        """Return the entries by name: a later one replaces an earlier one, as in Mesa's table."""
+        """Return the entries by name: a later one overrides an earlier one, as in Mesa's table."""
         return {blob.name: blob for blob in self.blobs}
 
 
@@ -108,25 +106,25 @@ class PairFormat(ABC):
     index_name: str
     #: The length of the head of a file.
     head: int
-    #: The possible lengths of what stands before an entry, and a record of the index.
+    #: The possible lengths of what precedes an entry, and a record of the index.
     frames: tuple[int, ...]
     placed: struct.Struct
-    #: Whether both files are changed in place, as Mesa does: after an interruption the number is zero, and Mesa empties
-    #: both. No name is listed twice then: Mesa, which reads the last, would drop every entry when it next makes room,
-    #: since it expects one frame behind the other.
+    #: Whether both files are changed in place, as by Mesa: after an interruption the number is zero, and Mesa empties
+    #: both. Then no name may be listed twice: Mesa reads the last one, but expects contiguous frames when it next makes
+    #: room, and would drop every entry.
     in_place: bool
 
     @abstractmethod
     def new_head(self) -> bytes:
-        """Return the head of both files, with a new number where it has one."""
+        """Return the head of both files, with a new number if it has one."""
 
     @abstractmethod
     def complaint(self, data: bytes, index: bytes) -> str | None:
-        """Return why Mesa would not use the files, given their heads; ``None`` if it would. It fills an empty index."""
+        """Return why Mesa would not use files with these heads, or ``None``. It fills an empty index."""
 
     @abstractmethod
     def read_record(self, record: tuple[int | bytes, ...]) -> Blob | None:
-        """Return what a record of the index says, as far as it does; ``None`` if it is no entry with a place."""
+        """Return what a record of the index states; ``None`` if it is not that of an entry with a place."""
 
     @abstractmethod
     def read_frame(self, frame: bytes) -> Blob:
@@ -142,17 +140,14 @@ class PairFormat(ABC):
 
 
 class Pair(TableFile):
-    """A data file with its index.
+    """A data file with its index. A row is an entry: its key is the name, its id the checksum."""
 
-    A row is an entry: its key is the name, and its id the checksum.
-    """
-
-    #: The descriptors of both files, while they are open, of their folder and of the root, where files are staged.
+    #: The descriptors of both files while they are open, of their folder, and of the root, where files are staged.
     data: int
     index: int
     folder: int
     top: int
-    #: The number of entries that a removal has left so far, once files have changed.
+    #: The number of entries that a removal has kept so far, once files have changed.
     left: int | None = None
 
     def __init__(self, layer: str, root: Path, file: str, form: PairFormat, lock_timeout: float) -> None:
@@ -179,16 +174,13 @@ class Pair(TableFile):
         return [blob.row for blob in self.blobs()]
 
     def read(self, keys: Sequence[str]) -> list[bytes | LayerError | None]:
-        """Return the bytes of entries, ``None`` for each that is not there."""
+        """Return the bytes of entries, ``None`` for each that is missing."""
         with self._opened() as is_there:
             listed = self._listed().by_name if is_there else {}
             return [self._content(listed[name]) if name in listed else None for name in keys]
 
     def check(self) -> bool:
-        """Return whether the files are there.
-
-        Raises :class:`Damaged` if the index is not that of the data file, and :class:`Refused` if it is not understood.
-        """
+        """Return whether the files exist. Raises :class:`LayerError` if the index does not fit or is unknown."""
         with self._opened() as is_there:
             if not is_there and plain.status_at(self.path) is not None:
                 raise Damaged(self.layer, "its index is missing, so Mesa finds none of its entries", self.path)
@@ -199,8 +191,7 @@ class Pair(TableFile):
 
     def _content(self, blob: Blob, limit: int = LARGEST_ENTRY) -> bytes:
         if blob.length > limit == LARGEST_ENTRY:
-            message = f"an entry {too_large(blob.length, limit)}"
-            raise Unreachable(self.layer, message, self.path)
+            raise Unreachable(self.layer, f"an entry {too_large(blob.length, limit)}", self.path)
         return os.pread(self.data, min(limit, blob.length), blob.begin + blob.frame)
 
     def _understood(self) -> Index:
@@ -213,9 +204,8 @@ class Pair(TableFile):
     def _listed(self) -> Index:
         """Read the index, and the frame of each entry. Raises :class:`LayerError` if Mesa would not use the files."""
         form, placed = self.form, self.form.placed
-        if (
-            reason := form.complaint(*(os.pread(handle, form.head, 0) for handle in (self.data, self.index)))
-        ) is not None:
+        heads = (os.pread(handle, form.head, 0) for handle in (self.data, self.index))
+        if (reason := form.complaint(*heads)) is not None:
             raise (UnknownFormat if reason == entries.FOREIGN else Damaged)(self.layer, reason, self.path)
         _, size = self._sizes()
         if size > LARGEST_INDEX:
@@ -244,10 +234,9 @@ class Pair(TableFile):
         return Index(blobs, lost, unknown)
 
     def _placed(self, stated: Blob, record: bytes, end: int) -> tuple[Blob | None, bool]:
-        """Return the entry that a record of the index states, and where there is none, whether it was cut or zeroed.
+        """Return the entry that a record of the index states, or ``None`` and whether it was cut or zeroed.
 
-        The length of its key is the one with which name and length agree with the record; of two, the one with which
-        the checksum fits.
+        Its key has the length with which name and length match the record; of two, the one that fits the checksum.
         """
         head = os.pread(self.data, max(self.form.frames), stated.begin) if stated.begin <= end else b""
         same: list[Blob] = []
@@ -257,12 +246,9 @@ class Pair(TableFile):
                 if blob.name.startswith(stated.name) and stated.length in (0, blob.length):
                     same.append(blob._replace(begin=stated.begin, frame=size, record=record))
         whole = [blob for blob in same if blob.end <= end]
-        fitting = [blob for blob in whole if len(whole) == 1 or self._fits(blob)]
+        fitting = [blob for blob in whole if len(whole) == 1 or entries.checksum(self._content(blob)) == blob.checksum]
         is_cut = bool(same) or stated.begin + min(self.form.frames) + stated.length > end or not any(head)
         return (fitting[0], False) if len(fitting) == 1 else (None, is_cut and not whole)
-
-    def _fits(self, blob: Blob) -> bool:
-        return entries.checksum(self._content(blob)) == blob.checksum
 
     def _sizes(self) -> tuple[int, int]:
         return os.fstat(self.data).st_size, os.fstat(self.index).st_size
@@ -272,7 +258,7 @@ class Pair(TableFile):
         return sum(sum(database.sizes_of(path)) for path in self.paths)
 
     def gone(self, rows: Iterable[Row]) -> int:
-        """Return how many entries have gone: more than planned if Mesa cannot use the files any more."""
+        """Return how many entries are missing: more than planned if Mesa cannot use the files any more."""
         try:
             left = len(self.blobs())
         except Damaged:
@@ -285,7 +271,7 @@ class Pair(TableFile):
         return max(0, self.before - left)
 
     def delete(self, rows: Iterable[Row]) -> frozenset[Row]:
-        """Remove entries, each only if it has not changed; return those."""
+        """Remove entries, except those that have changed; return the removed ones."""
         planned = frozenset(rows)
         with self._changing() as is_there:
             index = self._understood() if is_there else Index([], 0, 0)
@@ -297,8 +283,8 @@ class Pair(TableFile):
             return planned.intersection(blob.row for blob in listed)
 
     def insert(self, rows: Sequence[tuple[str, bytes]], *, replace: bool = False) -> list[bool | LayerError]:
-        """Add entries one after the other."""
-        # Files that are locked or closed to this user need no change then.
+        """Add entries one by one."""
+        # Then nothing changes, even if the files are locked or closed to this user.
         if self.read([name for name, _ in rows]) == [entry for _, entry in rows]:
             return [False for _ in rows]
         results: list[bool | LayerError] = []
@@ -323,16 +309,16 @@ class Pair(TableFile):
                                 listed = self._understood().by_name
                             self._append(name, entry)
                 except LayerError as error:
-                    # Those before it are in place, and a smaller one may have room.
+                    # The earlier ones are in place, and there may be room for a smaller one.
                     results.append(error)
                 else:
                     results.append(existing != entry)
         return results
 
     def _append(self, name: str, content: bytes) -> None:
-        """Add an entry whole, or leave both files as they were."""
+        """Add a complete entry, or leave both files as they were."""
         ends = dict(zip((self.data, self.index), self._sizes(), strict=True))
-        # Mesa counts from the start of the machine, as this clock does.
+        # Like this clock, Mesa counts from the start of the machine.
         record = self.form.write_record(Blob(name, ends[self.data], len(content), 0, time.monotonic_ns()))
         try:
             for handle, added in ((self.data, self.form.write_frame(name, content) + content), (self.index, record)):
@@ -364,12 +350,12 @@ class Pair(TableFile):
         form = self.form
         if form.in_place:
             self._write_heads(form.new_head()[:-8] + bytes(8))
-            # Mesa drops what such heads precede.
+            # Mesa drops all entries after such heads.
             self.left = 0
             self._copy(blobs, kept, self.data, self.index)
             self._write_heads(form.new_head())
             return
-        # New files are renamed over the old ones; between the steps programs find nothing, instead of wrong bytes.
+        # New files are renamed over the old ones; between the steps programs find nothing rather than wrong bytes.
         with ExitStack() as stack:
             stage = stack.enter_context(atomic.own_folder(self.top, plain.STAGE))
             staged, mode = [], os.fstat(self.data).st_mode & 0o777
@@ -385,10 +371,7 @@ class Pair(TableFile):
             os.fsync(self.folder)
 
     def _copy(self, blobs: list[Blob], kept: frozenset[Blob], data: int, index: int) -> None:
-        """Write the data file without the entries that are not kept, and the index with the records of the others.
-
-        All other bytes of the data file stay, whatever they are.
-        """
+        """Write a data file without the entries that are not kept but with all other bytes, and the index."""
         source = target = head = self.form.head
         records = b""
         for blob in (*blobs, Blob("", self._sizes()[0], 0)):
@@ -414,7 +397,7 @@ class Pair(TableFile):
 
     @contextmanager
     def _opened(self) -> Iterator[bool]:
-        """Open both files for reading; yield whether they are there."""
+        """Open both files for reading; yield whether they exist."""
         with self.translated("read"), ExitStack() as stack:
             opened = []
             with suppress(FileNotFoundError):
@@ -427,7 +410,7 @@ class Pair(TableFile):
             yield is_there
 
     def _enter(self, stack: ExitStack, *, make: bool) -> bool:
-        """Open the root and the folder of the files, below which no link is followed; return whether it is there."""
+        """Open the root and the folder of the files without following links below it; return whether it exists."""
         top = stack.enter_context(handles.opened_root(self.root))
         if top is None:
             return False
@@ -439,7 +422,7 @@ class Pair(TableFile):
 
     @contextmanager
     def _changing(self, *, make: bool = False) -> Iterator[bool]:
-        """Open both files, and lock them against Mesa and other cachectls; yield whether they are there."""
+        """Open both files, and lock them against Mesa and other cachectls; yield whether they exist."""
         with self.translated("change"), ExitStack() as stack:
             if make:
                 self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -478,7 +461,7 @@ class Fossilize(PairFormat):
         return None if is_whole else "a file lacks Mesa's header, so Mesa stores and finds nothing there"
 
     def read_record(self, record: tuple[int | bytes, ...]) -> Blob | None:
-        """Return name and place, which is that of a header behind the name."""
+        """Return name and place; that in the record follows the name."""
         name, size, *_, place = record
         if not isinstance(name, bytes) or size != _PLACE_SIZE or not _NAME.fullmatch(name):
             return None
@@ -504,7 +487,7 @@ class Database(PairFormat):
 
     data_name, index_name, in_place = "mesa_cache.db", "mesa_cache.idx", True
     head, placed = _DB_HEAD.size, _DB_PLACED
-    frames = tuple(size + _DB_TAIL.size for size in _KEY_SIZES)
+    frames = tuple(size + _DB_TAIL.size for size in entries.KEY_SIZES)
 
     def new_head(self) -> bytes:
         """Return a head with a new number as Mesa makes it, never zero."""

@@ -1,4 +1,4 @@
-"""The store of Mesa's shader cache, in one of three forms: a file for each entry, one file with an index, a database.
+"""The store of Mesa's shader cache in its three forms: a file for each entry, one file with an index, a database.
 
 Source: ``src/util/disk_cache.c`` and ``disk_cache_os.c``; see also :mod:`cachectl.layers.mesa.entries` and
 :mod:`cachectl.layers.mesa.pairs`.
@@ -31,9 +31,9 @@ _FOLDER = regex("[0-9a-f]{2}")
 #: Keys are a SHA-1, or since Mesa 26 a BLAKE3.
 _ENTRIES = trees.Shape((_FOLDER, regex("[0-9a-f]{38}(?:[0-9a-f]{24})?")), mode=0o644)
 _TEMPORARIES = trees.Shape(
-    (_FOLDER, regex(r"[0-9a-f]{38}(?:[0-9a-f]{24})?\.tmp")), because="a program that was never stored whole"
+    (_FOLDER, regex(r"[0-9a-f]{38}(?:[0-9a-f]{24})?\.tmp")), because="a program that was never completely stored"
 )
-#: Names of which Mesa has made none yet, where it would make them.
+#: Names where Mesa would make them, but of a form that no release has made.
 _UNKNOWN = trees.resembling("[0-9a-f]{1,4}", r"[0-9a-f]{16,}(?:\.tmp)?")
 _OWN = trees.Shape((regex("index|marker"),), sums=True)
 _NAME = regex(r"[^./][^/]*")
@@ -56,15 +56,11 @@ _SHAPES: Mapping[str, tuple[trees.Shape, ...]] = {
 #: The format of the larger files of a root, and the keys of their entries.
 _FORMATS: Mapping[str, tuple[pairs.PairFormat, re.Pattern[str]]] = {
     cache.SINGLE_FILE: (pairs.Fossilize(), regex(r"(?:[^./][^/]*/){2}foz_cache\.foz(?:::[0-9a-f]{40})?")),
-    cache.DATABASE: (
-        pairs.Database(),
-        regex(r"(?:part\d{1,9}/)?mesa_cache\.db(?:::[0-9a-f]{40}(?:[0-9a-f]{24})?)?"),
-    ),
+    cache.DATABASE: (pairs.Database(), regex(r"(?:part\d{1,9}/)?mesa_cache\.db(?:::[0-9a-f]{40}(?:[0-9a-f]{24})?)?")),
 }
 _INDEX = struct.Struct("<Q")
-#: By the length of keys. Mesa lengthens an index, and never shortens one.
-_INDEX_SIZES = tuple(_INDEX.size + 65536 * size for size in (20, 32))
-
+#: By the length of keys: Mesa extends an index, and never shortens one.
+_INDEX_SIZES = tuple(_INDEX.size + 65536 * size for size in entries.KEY_SIZES)
 _DROPS = "Mesa then drops every entry of the file"
 
 
@@ -79,13 +75,13 @@ class ShaderCache(row_store.Rows):
         super().__init__(PairTables(), EntryFiles())
 
     def scan(self, root: Root, selection: Selection = ALL, *, contents: bool = True) -> Iterator[Found]:
-        """Yield entries, each with its owner; only ``contents`` unpacks kernel names."""
+        """Yield entries, each with its owner; kernel names are unpacked only with ``contents``."""
         listed: list[Entry] = []
-        for found in super().scan(root, selection):
-            if isinstance(found, Entry) and found.is_listed:
-                listed.append(found)
+        for item in super().scan(root, selection):
+            if isinstance(item, Entry) and item.is_listed:
+                listed.append(item)
             else:
-                yield found
+                yield item
         tree, opened = self.rest.tree_of(root), partial(self.tables.opened, root)
 
         @lru_cache
@@ -102,7 +98,7 @@ class ShaderCache(row_store.Rows):
         yield from entries.owned(listed, read, contents=contents)
 
     def remove(self, root: Root, targets: tuple[Entry, ...]) -> Outcome:
-        """Remove kernels, which are small, last: they show that the machine code of a driver is OpenCL's."""
+        """Remove kernels, which are small, last: they prove that a driver's machine code is OpenCL's."""
         return super().remove(root, tuple(sorted(targets, key=lambda target: target.length, reverse=True)))
 
 
@@ -123,7 +119,7 @@ class PairTables(row_store.TableFormat):
         return ENTRY if is_row and _FORMATS[root.role][1].fullmatch(path) is not None else FOREIGN
 
     def is_usable(self, root: Root, file: str) -> bool:
-        """Return whether a data file is there, and no link leads to it."""
+        """Return whether a data file exists, not behind a link."""
         return tree_at(self, root).find(file) is not None
 
     def tables(self, root: Root) -> Iterator[str | Problem]:
@@ -139,7 +135,7 @@ class PairTables(row_store.TableFormat):
         return pairs.Pair(self.name, root.path, file, _FORMATS[root.role][0], self.environment.lock_timeout)
 
     def list_rows(self, root: Root, file: str, template: Entry, *, part: bytes, contents: bool) -> Iterator[Found]:
-        """Yield the entries of a data file; Mesa itself finds none in one that it cannot use."""
+        """Yield the entries of a data file; in one that Mesa cannot use, it finds none."""
         pair = self.opened(root, file)
         try:
             for blob in pair.blobs():
@@ -149,7 +145,7 @@ class PairTables(row_store.TableFormat):
             yield Problem(pair.path, "damaged", error.message)
 
     def check_rows(self, root: Root, file: str) -> Iterator[Finding]:
-        """Check header and both checksums of every entry of any driver: Mesa repairs none of them."""
+        """Check header and both checksums of every entry, of any driver: Mesa repairs none."""
         pair, template = self.opened(root, file), Entry(self.name, file, root.path, 0, 0)
         effect = _DROPS if root.role == cache.DATABASE else entries.NEVER
         for blob in pair.blobs():
@@ -162,13 +158,13 @@ class PairTables(row_store.TableFormat):
 
 
 class EntryFiles(files.Files):
-    """A file for each entry, and the other files of each form."""
+    """The file of each entry, and the other files of each form."""
 
     shapes = (_ENTRIES,)
     codec = PairTables.codec
     forms = (codec.form,)
     writers = cache.OPENED
-    # No living process is still writing a temporary then.
+    # After that time no live process is still writing a temporary.
     rest_time = 3600.0
 
     def shapes_of(self, root: Root) -> tuple[trees.Shape, ...]:
@@ -176,12 +172,12 @@ class EntryFiles(files.Files):
         return _SHAPES[root.role]
 
     def kind_of(self, root: Root, path: str) -> str:
-        """Compare with the names of files; entries have one in one of the forms."""
+        """Compare with the names of files; only in one form is an entry a file."""
         kind = super().kind_of(root, path)
         return FOREIGN if kind == ENTRY and root.role != cache.MULTI_FILE else kind
 
     def leaves(self, root: Root) -> Iterator[trees.Leaf | Problem]:
-        """Yield entries with their headers, and all else but the data files."""
+        """Yield entries with their headers, and everything else but the data files."""
         for leaf in self.tree_of(root).scan(head=entries.HEAD):
             if isinstance(leaf, Problem) or not is_data_file(leaf.entry.key):
                 yield leaf
@@ -197,10 +193,7 @@ class EntryFiles(files.Files):
             yield lambda: processes.using(cache.OPENED, processes=self.environment.processes) == ()
 
     def _recount(self, root: Root) -> None:
-        """Write the true size into the index, to which Mesa only adds, and by which it decides when to drop entries.
-
-        It is that of the blocks on the disk. Raises :class:`Unreachable` if some entries cannot be counted.
-        """
+        """Write the size on disk into the index, to which Mesa only adds. May raise :class:`Unreachable`."""
         try:
             handle = plain.open_plain(root.path / "index", flags=os.O_RDWR)
         except OSError as error:

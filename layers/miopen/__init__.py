@@ -1,6 +1,6 @@
-"""The four layers of MIOpen: compiled kernels and tuning results, the user's and those that came with MIOpen.
+"""The four layers of MIOpen: compiled kernels and tuning results, the user's and those shipped with MIOpen.
 
-Nothing turns a perf-db off before MIOpen 3.6.1. Sources: ``src/include/miopen/env.hpp`` (variables),
+Before MIOpen 3.6.1 nothing turns a perf-db off. Sources: ``src/include/miopen/env.hpp`` (variables),
 ``src/include/miopen/db_disable.hpp`` (those of 3.6.1), ``src/binary_cache.cpp`` (lookups),
 ``src/include/miopen/db.hpp`` (``MultiFileDb``: the user's file first).
 """
@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from cachectl.layers.base.environment import Environment, answered_once
 from cachectl.layers.base.lazy import regex
@@ -37,16 +37,14 @@ LIBRARIES = ("libMIOpen",)
 PACKAGED = "these files belong to the package that MIOpen came with"
 _KERNELS, _TUNING, SYSTEM = "MIOPEN_CUSTOM_CACHE_DIR", "MIOPEN_USER_DB_PATH", "MIOPEN_SYSTEM_DB_PATH"
 _UNMOVED = f"{PACKAGED}; MIOpen finds them next to its library, or through {SYSTEM}"
-#: What MIOpen since ROCm 5.7 takes for a network file system, where it leaves the home (``src/expanduser.cpp``,
-#: ``IsNetworked``): NFS, SMB, CIFS, Coda, OCFS2, AFS, Lustre and Ceph; not what FUSE mounts, GPFS, BeeGFS or 9p.
+#: What MIOpen since ROCm 5.7 considers a network file system, on which it does not use the home
+#: (``src/expanduser.cpp``, ``IsNetworked``): not FUSE mounts, GPFS, BeeGFS or 9p.
 _NETWORK = frozenset({"nfs", "nfs4", "smbfs", "cifs", "smb3", "coda", "ocfs2", "afs", "lustre", "ceph"})
-#: The role of roots in a temporary folder, which other users write to as well.
+#: The role of roots in a temporary folder, to which other users write too.
 TEMPORARY = "temporary"
 UNREAD = "a usual place, without a library next to it"
-
 #: Folders with databases below the prefix of a library; up to ROCm 5.1 each library had a folder.
 _DATABASES = ("share/miopen/db", "miopen/share/miopen/db")
-
 #: It hides user and system kernels alike. Since ROCm 6.1 MIOpen throws unless it is a boolean.
 _DISABLES = EnvSwitch(
     "MIOPEN_DISABLE_CACHE",
@@ -58,43 +56,38 @@ _DISABLES = EnvSwitch(
     read=at_load(*LIBRARIES),
     value="1",
 )
-#: ``MIOPEN_CACHE_DIR`` is an option of its build alone.
+#: ``MIOPEN_CACHE_DIR`` is only an option of its build.
 _FAMILY = Family(
     "MIOPEN_(?!DEBUG_|EMBED_|DRIVER_|FIND_|VERIFY_|USE_)(?:.*_)?(?:CACHE|DB)(?:_.*)?",
     "MIOPEN_DEBUG_DISABLE_FIND_DB MIOPEN_DEBUG_DISABLE_USER_DB MIOPEN_DEBUG_DISABLE_SYSTEM_DB "
     "MIOPEN_CUSTOM_CACHE_DIR MIOPEN_USER_DB_PATH MIOPEN_FIND_ENFORCE MIOPEN_DEBUG_PERFDB_OVERRIDE",
 )
-#: What earlier versions know; they ignore any other value.
+#: The values that earlier versions know; they ignore any other.
 _ALWAYS_KNOWN = frozenset({"1", "enable", "enabled", "yes", "true"})
 _ENFORCE = "MIOPEN_FIND_ENFORCE"
-#: Its values, and the effects of some on every run.
+#: Its values, and the effects of some in every run.
 _ACTIONS = {"NONE": "1", "DB_UPDATE": "2", "SEARCH": "3", "SEARCH_DB_UPDATE": "4", "DB_CLEAN": "5"}
 _ENFORCED = {
-    "2": (HARMLESS, "a search that a program requests is repeated although its result is known"),
+    "2": (HARMLESS, "a search that a program requests is repeated even if its result is known"),
     "3": (HARMLESS, "everything that has not been tuned is tuned, which takes long"),
     "4": (RECOMPILES, "everything is tuned again in every run"),
     "5": (RECOMPILES, "every run erases the tuning results that it reads"),
 }
 #: Other variables of a tuning session, and their effects.
 _LEFT_SET = {
-    "MIOPEN_DEBUG_FIND_ONLY_SOLVER": (HARMLESS, "no other solver is used, also while tuning"),
+    "MIOPEN_DEBUG_FIND_ONLY_SOLVER": (HARMLESS, "no other solver is used, even while tuning"),
     "MIOPEN_DEBUG_PERFDB_OVERRIDE": (HARMLESS, "tuning results are ignored"),
 }
-
-
-# ---------------------------------------------------------------------- places
-
-
-#: How names of databases, of a version's folder and of cachectl's own begin.
+#: The beginnings of the names of databases, of version folders and of cachectl's own folders.
 _BEGINNINGS = ("gfx", "batchnorm_gfx", ".cachectl-", *"0123456789")
 
 
 class TemporaryFolder(Root):
-    """A folder of temporary files as a root, which is read only if something in it may be MIOpen's."""
+    """A folder of temporary files as a root, which is read only if a name in it may be MIOpen's."""
 
     @property
     def may_exist(self) -> bool:
-        """Return whether a name there may be one of them."""
+        """Return whether it may hold something of MIOpen's."""
         try:
             names = os.listdir(self.path)
         except OSError as error:
@@ -103,7 +96,7 @@ class TemporaryFolder(Root):
 
 
 def _user_roots(variable: str, home_folder: str, profile_folder: str, environment: Environment) -> tuple[Root, ...]:
-    """Return the user's folder, and those that MIOpen uses instead of a network home, or without a home."""
+    """Return the user's folder, and those that MIOpen uses if the home is on a network file system or missing."""
     if named := environment.get(variable):
         return (Root(expand(environment, named), Scope.USER, variable),)
     if environment.platform == "win32":
@@ -123,13 +116,10 @@ def _user_roots(variable: str, home_folder: str, profile_folder: str, environmen
 
 
 def _system_roots(environment: Environment, *, expands: bool) -> tuple[Root, ...]:
-    """Return the databases that came with MIOpen: the named folder, or one relative to each library that is found.
-
-    ``expands`` says whether every ``~`` in the variable means the home.
-    """
+    """Return the folder of the databases shipped with MIOpen: the named one, or one for each library found."""
     if named := environment.get(SYSTEM):
         path = expand(environment, named) if expands else environment.absolute(named)
-        literal = "" if "~" not in named or expands else " (its ~ is taken as it stands)"
+        literal = "" if "~" not in named or expands else " (its ~ is taken literally)"
         return (Root(path, Scope.SYSTEM, SYSTEM + literal),)
     sources: dict[str, str] = {}
     for library in libraries(environment):
@@ -161,12 +151,12 @@ def expand(environment: Environment, text: str) -> Path:
 
 @answered_once
 def libraries(environment: Environment) -> tuple[Path, ...]:
-    """Return every libMIOpen that a program could load, once, with links resolved, as first found."""
+    """Return every libMIOpen that a program could load, once, with links resolved, in order of discovery."""
     named = filter(None, (environment.get("LD_LIBRARY_PATH") or "").split(":"))
     folders = [os.fspath(environment.absolute(folder)) for folder in named]
     folders += [f"{prefix}/lib" for prefix in _prefixes(environment)]
     linked = find_library("libMIOpen.so.1", environment._replace(variables={})) or ""
-    # Where the linker's rules are not known, that is the name itself.
+    # If the linker's rules are unknown, this is the bare name.
     folders += [os.path.dirname(linked)] if os.path.isabs(linked) else []
     paths = (
         os.path.realpath(os.path.join(folder, name))
@@ -185,11 +175,9 @@ def _prefixes(environment: Environment) -> Iterator[str]:
         yield os.fspath(environment.absolute(rocm))
     yield "/opt/rocm"
     yield from (f"/opt/{name}" for name in distributions.names_in("/opt", "rocm-"))
-    # ROCm's core SDK has its versions side by side.
+    # ROCm's core SDK keeps its versions side by side.
     yield from (f"/opt/rocm/{name}" for name in distributions.names_in("/opt/rocm", "core-"))
 
-
-# ---------------------------------------------------------------------- layers
 
 #: Databases hold many entries; old versions have a file for each kernel.
 _LOOKUPS = Lookups(
@@ -200,10 +188,10 @@ _LOOKUPS = Lookups(
 
 
 def _by_openings(openings: int, stores: int, environment: Environment) -> tuple[int, int] | None:
-    """Take each store for a miss, and the openings beyond these lookups and stores for hits.
+    """Return hits and misses: each store is a miss, and openings beyond these lookups and stores are hits.
 
-    The database is opened for each lookup and each store, ``src/binary_cache.cpp`` (``LoadBinary``, ``SaveBinary``). So
-    the openings count the lookups, except where packaged kernels answer what the user's database cannot.
+    The database is opened for each lookup and each store (``src/binary_cache.cpp``, ``LoadBinary``, ``SaveBinary``).
+    So openings count lookups, unless packaged kernels answer what the user's database cannot.
     """
     packaged = (file for root in SYSTEM_KERNELS.roots(environment) for file in root.path.glob("*.kdb"))
     if openings < 2 * stores or any(True for _ in packaged):
@@ -211,16 +199,13 @@ def _by_openings(openings: int, stores: int, environment: Environment) -> tuple[
     return openings - 2 * stores, stores
 
 
-def _place_of_file(layer: Any, file: Path) -> Path | None:  # noqa: ANN401 - a layer that is defined below
+def _place_of_file(layer: MIOpenLayer, file: Path) -> Path | None:
     root = next(iter(layer.roots()), None)
     return None if root is None else layer.store.tables.place_of(root, file)
 
 
 class MIOpenLayer(Layer):
-    """A layer of MIOpen's databases: its place and its variable are declared.
-
-    Nothing is foreseen of its entries elsewhere: only MIOpen itself sees which device it would name.
-    """
+    """A layer of MIOpen's databases. Only MIOpen itself could predict hits on another machine."""
 
     if TYPE_CHECKING:
         store: MIOpenDatabases
@@ -230,7 +215,7 @@ class MIOpenLayer(Layer):
     about = About(lookups=_LOOKUPS, place_of_file=_place_of_file)
 
     def state(self) -> State:
-        """Read the switch, and add lookups of what came with MIOpen. Of a temporary folder only a database counts."""
+        """Read the switch, and add lookups of system databases. In a temporary folder only a database counts."""
         for condition, fault in faults_of(self, (self.switch,)):
             if condition is not None:
                 return State(condition, fault.message)
@@ -251,13 +236,13 @@ class MIOpenLayer(Layer):
         """Yield problems with the switch, and with the folder that a variable names."""
         place, named = self.places.variable, self.environment.get(self.places.variable)
         if named and self.about.scope is Scope.SYSTEM and not self.roots()[0].exists:
-            yield misread(self, place, HEALS, "names nothing: what came with MIOpen is not used")
+            yield misread(self, place, HEALS, "names nothing: MIOpen does not use what it came with")
         elif named and self.about.scope is Scope.USER and not named.startswith(("/", "~")):
-            outcome = "is not absolute: each folder that a program is started from gets databases of its own"
+            outcome = "is not absolute: each folder in which a program is started gets its own databases"
             yield misread(self, place, RECOMPILES, outcome, f"export {place}={shlex.quote(str(first_place(self)))}")
         variable, value = self.switch.variable, self.environment.get(self.switch.variable)
         if self.switch.is_off(value) and value not in _ALWAYS_KNOWN:
-            outcome = "is ignored by MIOpen before ROCm 6.1, which reads a few words in lower case"
+            outcome = "is ignored by MIOpen before ROCm 6.1, which knows only a few words in lower case"
             yield misread(self, variable, HARMLESS, outcome, f"export {variable}=1")
         yield from (finding for _, finding in faults_of(self, (self.switch,)))
 
@@ -275,14 +260,14 @@ class MIOpenKernels(MIOpenLayer):
         on_network=Hazard(
             RISKS,
             "sqlite's WAL mode fails there, and databases were damaged; on NFS, SMB, Coda, OCFS2, AFS, Lustre and Ceph "
-            "MIOpen since ROCm 5.7 uses the temporary folder instead, unless MIOPEN_CUSTOM_CACHE_DIR names this one",
+            "MIOpen since ROCm 5.7 uses the temporary folder, unless MIOPEN_CUSTOM_CACHE_DIR names this one",
         ),
         among_ranks=Hazard(
-            HARMLESS, "sqlite lets one of them write at a time, and the others wait, up to half a minute"
+            HARMLESS, "sqlite lets one of them write at a time; the others wait, for up to half a minute"
         ),
         uses={
-            Use.WRITE: Hazard(FAILS, "MIOpen throws, even where it only looks up"),
-            Use.OPEN: Hazard(FAILS, "MIOpen throws, even where it only looks up"),
+            Use.WRITE: Hazard(FAILS, "MIOpen throws, even when it only looks up"),
+            Use.OPEN: Hazard(FAILS, "MIOpen throws, even when it only looks up"),
             Use.CHANGE: Hazard(RISKS, "MIOpen throws when it stores a kernel there"),
         },
         lookups=_LOOKUPS._replace(by_openings=_by_openings),
@@ -296,7 +281,7 @@ class MIOpenKernels(MIOpenLayer):
         return kernel_store()
 
     def diagnose(self) -> Iterator[Finding]:
-        """Yield problems with the switch, and with a temporary folder that MIOpen uses in place of the home."""
+        """Yield problems with the switch, and with a temporary folder that MIOpen uses instead of the home."""
         from cachectl.layers.base import processes
 
         yield from super().diagnose()
@@ -323,7 +308,7 @@ class MIOpenKernels(MIOpenLayer):
 
 
 class MIOpenSystemKernels(MIOpenLayer):
-    """Compiled kernels that came with MIOpen."""
+    """Compiled kernels shipped with MIOpen."""
 
     name = "miopen-system"
     title = "MIOpen system kernels"
@@ -344,20 +329,20 @@ class MIOpenSystemKernels(MIOpenLayer):
         yield from diagnose_lookups(self)
 
     def unexamined(self) -> Iterator[str]:
-        """Yield that no GPU is known whose databases could be looked for."""
+        """Yield that no GPU is known for which to look for databases."""
         from cachectl.layers.miopen.by_library import find_devices
 
         if not find_devices(self.environment):
-            yield "whether your GPU has a database: no AMD GPU is visible here; ask on its node"
+            yield "whether your GPU has a database: no AMD GPU is visible here; run this on its node"
 
 
 class MIOpenTuning(MIOpenLayer):
-    """Results of MIOpen's tuning, which take hours to make again."""
+    """Results of MIOpen's tuning, which take hours to recompute."""
 
     name = "miopen-tuning"
     title = "MIOpen user tuning results"
     places = TUNING
-    # It leaves the perf-db on. The others, since MIOpen 3.6.1, switch off both, of one kind (``db_disable.hpp``).
+    # It leaves the perf-db on; since MIOpen 3.6.1 each of the others switches off both of a kind (``db_disable.hpp``).
     switch = _DISABLES._replace(
         variable="MIOPEN_DEBUG_DISABLE_FIND_DB", what="MIOpen's find-db", also=("MIOPEN_DEBUG_DISABLE_USER_DB",)
     )
@@ -366,12 +351,10 @@ class MIOpenTuning(MIOpenLayer):
         codes=(codes.TUNING, codes.QUOTED, *codes.OF_LINES),
         on_network=Hazard(
             RISKS,
-            "the locks of MIOpen up to 3.3 lie in each node's temporary folder, so nodes write over each other's "
-            "results",
+            "up to MIOpen 3.3 the locks are in each node's temporary folder, so nodes overwrite each other's results",
         ),
         among_ranks=Hazard(
-            RISKS,
-            "a rewrite removes the file before it renames the new one, so the others may not find it",
+            RISKS, "a rewrite removes the file before it renames the new one, so the others may not find it"
         ),
         uses={
             **MIOpenLayer.about.uses,
@@ -387,7 +370,7 @@ class MIOpenTuning(MIOpenLayer):
         return tuning_store()
 
     def state(self) -> State:
-        """Read the switches. The perf-db, which only newer releases can do without, may stay on."""
+        """Read the switches, which may leave the perf-db on."""
         state = super().state()
         reason, variables = [state.why], (self.switch.variable, *self.switch.also)
         off = [variable for variable in variables if self.switch.is_off(self.environment.get(variable))]
@@ -402,7 +385,7 @@ class MIOpenTuning(MIOpenLayer):
         return _ACTIONS.get(value.upper(), value)
 
     def diagnose(self) -> Iterator[Finding]:
-        """Yield problems with the switch, and for the user's results variables of a past tuning session."""
+        """Yield problems with the switch, and for the user's results those with folders, locks and tuning variables."""
         yield from super().diagnose()
         if not self.about.precious:
             return
@@ -415,8 +398,7 @@ class MIOpenTuning(MIOpenLayer):
         action = self._enforced()
         effects = {_ENFORCE: _ENFORCED[action]} if action in _ENFORCED else {}
         if not effects and action != "1":
-            outcome = "is no action that MIOpen knows: it throws, or ignores it"
-            yield misread(self, _ENFORCE, FAILS, outcome)
+            yield misread(self, _ENFORCE, FAILS, "is not an action that MIOpen knows: it throws, or ignores it")
         for variable, (severity, effect) in {**effects, **_LEFT_SET}.items():
             if value := self.environment.get(variable):
                 message, place = f"{variable}={value} is set: {effect}", first_place(self)
@@ -424,7 +406,7 @@ class MIOpenTuning(MIOpenLayer):
 
 
 class MIOpenSystemTuning(MIOpenTuning):
-    """Tuning results that came with MIOpen."""
+    """Tuning results shipped with MIOpen."""
 
     name = "miopen-system-tuning"
     title = "MIOpen system tuning results"

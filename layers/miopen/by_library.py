@@ -1,4 +1,4 @@
-"""What each libMIOpen looks for among the databases that came with it, and what is there.
+"""What each libMIOpen looks for among the databases shipped with it, and what is there.
 
 Sources: ``src/binary_cache.cpp`` (``GetDb``: the first file that exists is opened), ``src/find_db.cpp`` and
 ``src/include/miopen/execution_context.hpp`` (names of tuning results).
@@ -21,7 +21,7 @@ from cachectl.layers.disk import place
 from cachectl.layers.host import hardware
 from cachectl.layers.miopen import codes, databases, kernels
 
-#: The GPUs for whose kernels AMD has packages, by the lists of ROCm 6.3.4 and 7.0.2, and where these put them
+#: The GPUs for whose kernels AMD has packages, in ROCm 6.3.4 and 7.0.2, and the folder that these install to
 #: (``repo.radeon.com/rocm/apt/7.0.2/pool/main/m``). The core SDK has none.
 _PACKAGED_FOR = frozenset({"gfx900", "gfx906", "gfx908", "gfx90a", "gfx942", "gfx1030"})
 _PACKAGED_INTO = regex(r"/opt/rocm(?:-[^/]+)?/share/miopen/db")
@@ -30,9 +30,9 @@ _ENDINGS = {"kdb": (".kdb",), "fdb.txt": (".HIP.fdb.txt",), "db.txt": (".db.txt"
 
 
 class Lookup(NamedTuple):
-    """What a library, or each where a variable names the folder, looks for in it: the first of ``names`` that exists.
+    """What ``reader`` (a library, or the variable for all) looks for in a folder: the first of ``names`` that exists.
 
-    ``device`` is an architecture with its modes; ``words`` also say what is there, and ``is_hit`` whether it is opened.
+    ``device`` is an architecture with its modes; ``words`` also say what exists, and ``is_hit`` whether it is opened.
     """
 
     reader: str
@@ -43,7 +43,7 @@ class Lookup(NamedTuple):
     is_hit: bool
 
     def find_fix(self, environment: Environment) -> str:
-        """Return the command that gives the reader a database: that of another folder, of a package, or the user's."""
+        """Return the command that gives the reader a database: from another folder, a package, or the user's."""
         for root in miopen.SYSTEM_KERNELS.roots(environment.with_variables({miopen.SYSTEM: None})):
             with suppress(OSError):
                 if _look_up(root.path, self.names)[1]:
@@ -59,7 +59,7 @@ class Lookup(NamedTuple):
 
 
 def find_devices(environment: Environment) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    """Return the GPUs that MIOpen sees, and how their files are named; without any, those of the user's databases."""
+    """Return the GPUs that MIOpen sees with the bases of their files; without any, those of the user's databases."""
     gpus = list(hardware.amd_gpus(environment))
     for made in () if gpus else (miopen.MIOpenKernels, miopen.MIOpenTuning):
         layer = made(environment)
@@ -69,7 +69,7 @@ def find_devices(environment: Environment) -> tuple[tuple[str, tuple[str, ...]],
 
 
 def find_lookups(layer: miopen.MIOpenLayer) -> Iterator[Lookup]:
-    """Yield what each library looks for, this Python's first; nothing about a folder that cannot be listed."""
+    """Yield what each library looks for, this Python's first, except in folders that cannot be listed."""
     devices = find_devices(layer.environment)
     for root in layer.roots():
         for device, bases in devices if root.source != miopen.UNREAD else ():
@@ -84,10 +84,10 @@ def find_lookups(layer: miopen.MIOpenLayer) -> Iterator[Lookup]:
 
 
 def _look_up(folder: Path, names: Iterable[str]) -> tuple[str, bool]:
-    """Return what is in a folder under one of these names, and whether MIOpen opens it. Raises :class:`OSError`."""
+    """Return what a folder has under one of these names, and whether MIOpen opens it. Raises :class:`OSError`."""
     present: dict[str, Path] = {}
     for file in sorted(os.listdir(folder)) if folder.is_dir() else ():
-        # Links are followed. Variables may hide which modes a GPU has, so that those of a file do not count.
+        # Links are followed. Variables may hide a GPU's modes, so those of a file do not count.
         if (named := databases.parse_name(file)) is not None and (folder / file).exists():
             present |= {file.replace(named.base, base, 1): folder / file for base in named.bases}
     path = next((present[name] for name in names if name in present), None)
@@ -100,8 +100,8 @@ def _look_up(folder: Path, names: Iterable[str]) -> tuple[str, bool]:
 
 
 def diagnose_lookups(layer: miopen.MIOpenLayer) -> Iterator[Finding]:
-    """Yield each library that finds no kernels for a GPU. Of a variable that names nothing the layer itself says so."""
+    """Yield each library that finds no kernels for a GPU. The layer reports a variable that names nothing."""
     for lookup in find_lookups(layer):
         if not lookup.is_hit and (lookup.reader != miopen.SYSTEM or lookup.folder.exists()):
-            message = f"no system kernels for the GPU {lookup.device}, each is compiled at first use: {lookup.words}"
+            message = f"no system kernels for the GPU {lookup.device}: each is compiled at first use; {lookup.words}"
             yield codes.NO_DATABASE.finding(layer.name, lookup.folder, message, lookup.find_fix(layer.environment))

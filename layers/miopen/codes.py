@@ -7,7 +7,7 @@ _OF_AMD = "MIOpen needs an AMD GPU, which the tests do not have"
 FALLBACK = Code(
     "fallback",
     (UNSAFE,),
-    "The home cannot be used, so MIOpen takes kernels from a temporary folder that others own or can write to.",
+    "MIOpen cannot use the home, so it takes kernels from a temporary folder that others own or can write to.",
     "`export MIOPEN_CUSTOM_CACHE_DIR=…`.",
     advice=_OF_AMD,
 )
@@ -28,21 +28,21 @@ TUNING = Code(
 QUOTED = Code(
     "quoted",
     (RECOMPILES,),
-    "A folder has quotation marks in its name, and tuning results in it: some builds of MIOpen 3.2 put them there in "
-    "place of the folder that `MIOPEN_USER_DB_PATH` names.",
+    "Tuning results are in a folder with quotation marks in its name: some builds of MIOpen 3.2 put them there instead "
+    "of into the folder that `MIOPEN_USER_DB_PATH` names.",
     "Move what is in it.",
 )
 TOO_SMALL = Code(
     "too-small",
     (HEALS,),
-    "A system database of less than 512 bytes, perhaps a git-lfs pointer: MIOpen takes it for missing.",
+    "A system database has less than 512 bytes, perhaps as a git-lfs pointer: MIOpen treats it as missing.",
     "Download it.",
     advice="the package's own server has the file",
 )
 WAL = Code(
     "wal",
     (FAILS,),
-    "A system database is in WAL mode: only users who may write next to it can open it.",
+    "A system database is in WAL mode: only users who can write next to it can open it.",
     "As its owner: `sqlite3 FILE 'pragma journal_mode=delete'`.",
     ("unable to open database file",),
     advice="only the owner of a package's file may change it",
@@ -58,7 +58,7 @@ COLUMNS = Code(
 MALFORMED = Code(
     "malformed",
     (HEALS, RECOMPILES),
-    "MIOpen skips this line of a tuning file, and tunes again: in every run if the line has a key and nothing else.",
+    "MIOpen skips this line of a tuning file, and tunes again: in every run if the line has only a key.",
     "Correct or delete it while nothing uses MIOpen.",
     ("Ill-formed record", "Error parsing payload under the key"),
     advice="only you know what the line should say",
@@ -66,16 +66,16 @@ MALFORMED = Code(
 NEWLINE = Code(
     "newline",
     (HEALS,),
-    "A tuning file lacks its last newline, so the next record would be joined to the last.",
+    "A tuning file lacks its last newline, so the next record would join the last.",
     "`echo >> FILE` while nothing uses MIOpen.",
 )
 _LINE = "Only space is wasted. Delete the line while nothing uses MIOpen, or leave it."
 ITEM = Code("item", (HARMLESS,), "A value of a tuning record is skipped.", _LINE, advice=MALFORMED.advice)
 DUPLICATE = Code(
-    "duplicate", (WASTES,), "A line is never read, since an earlier one has its key.", _LINE, advice=MALFORMED.advice
+    "duplicate", (WASTES,), "A line is never read, because an earlier one has its key.", _LINE, advice=MALFORMED.advice
 )
 DUPLICATE_ID = Code(
-    "duplicate-id", (WASTES,), "An id stands twice, and the first is read.", _LINE, advice=MALFORMED.advice
+    "duplicate-id", (WASTES,), "An id appears twice; the first is read.", _LINE, advice=MALFORMED.advice
 )
 HIDDEN = Code("hidden", (HARMLESS,), "An earlier line without a value hides this one.", _LINE, advice=MALFORMED.advice)
 

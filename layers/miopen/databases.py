@@ -1,4 +1,4 @@
-"""MIOpen's database files: their names and the facts in them, where they lie in a root, and what their stores share.
+"""MIOpen's database files: their names and the facts in these, their places in a root, and what their stores share.
 
 Sources: ``src/include/miopen/handle.hpp`` (``GetDbBasename``), ``src/target_properties.cpp`` (device id),
 ``src/find_db.cpp``, ``src/include/miopen/execution_context.hpp`` (names), ``src/db_path.cpp.in`` (version suffix).
@@ -31,21 +31,19 @@ from cachectl.layers.stores import database, row_store
 
 #: Separates the parts of a key: file, kernel name and arguments; or file and record.
 SEPARATOR = "::"
-#: ``3.3.0.a85ca8a54``; without a build id before 2.4, and with an empty one if built without git.
-#: A colon would end the file's name in a key.
+#: ``3.3.0.a85ca8a54``; no build id before 2.4, an empty one without git. A colon would end the file's name in a key.
 VERSION_FOLDER = regex(r"\d+\.\d+\.\d+(?:\.[^/:]*)?")
-
 _NUMBERS = (
     "700 701 702 703 704 705 801 802 803 805 810 900 902 904 906 908 909 90a 90c 940 941 942 950 1010 1011 1012 1013 "
     "1030 1031 1032 1033 1034 1035 1036 1100 1101 1102 1103 1150 1151 1152 1153 1170 1171 1172 1200 1201 1250 1251"
 )
-# Hex compute units follow the architecture without a separator, so a list must separate them.
+# Hex compute units follow the architecture without a separator, so only a list can tell them apart.
 _ARCHITECTURES = sorted((f"gfx{number}" for number in _NUMBERS.split()), key=len, reverse=True)
 _BASE = regex(
     rf"(?P<arch>{'|'.join(_ARCHITECTURES)})(?P<modes>(?:_(?:no)?sramecc)?(?:_xnack)?)"
     r"(?:_(?P<decimal>\d*)|(?P<hexadecimal>[0-9a-f]+))?"
 )
-# A device may report no number of units. With OpenCL it may be of any maker, and have any name.
+# A device may report no number of units. With OpenCL it may be of any maker and have any name.
 _OTHER_DEVICE = r"[^/:.]+_\d+(?=\.(?:ukdb\Z|OpenCL\.))"
 _RAW_BASE = rf"(?:batchnorm_)?(?P<base>gfx[0-9a-z]+(?:_[0-9a-z]+)*_?|{_OTHER_DEVICE})"
 _BACKEND = regex(r"\.(?:HIPNOGPU|HIP|OpenCL)(?=\.)")
@@ -62,15 +60,12 @@ INSTALLED = {"ukdb": "kdb", "ufdb.txt": "fdb.txt", "udb.txt": "db.txt", "cd.updb
 _OTHER_FIXES = ("wal", "foreign", "unreadable", "link")
 
 
-# ---------------------------------------------------------------------- names of files
-
-
 class DatabaseFile(NamedTuple):
-    """A database file, by its path below the root, and the facts in its name. ``kind`` is its ending.
+    """A database file by its path below the root, and the facts in its name. ``kind`` is its ending.
 
-    ``base`` names the device and its compute units, which are unknown without a known architecture. ``device`` is the
-    architecture with its sramecc and xnack modes: the name of databases for all compute units. ``version`` is that of
-    MIOpen, with dots, from the folder or the name.
+    ``base`` names the device and its compute units; without a known architecture these are unknown. ``device`` is the
+    architecture with its sramecc and xnack modes, as in names of databases for all compute units. ``version`` is that
+    of MIOpen, with dots, from the folder or the name.
     """
 
     relative: str
@@ -84,12 +79,12 @@ class DatabaseFile(NamedTuple):
 
     @property
     def bases(self) -> tuple[str, str]:
-        """The base, and the base without modes: variables may hide which mode a GPU has."""
+        """The base, and the base without modes, which variables may hide."""
         return self.base, f"{self.arch or ''}{self.base.removeprefix(self.device or '')}"
 
     @property
     def versions(self) -> dict[str, str]:
-        """The version as entries have it."""
+        """The version in the form that entries have."""
         return {} if self.version is None else {"miopen": self.version}
 
     @property
@@ -100,9 +95,9 @@ class DatabaseFile(NamedTuple):
 
     @property
     def installed_names(self) -> tuple[str, ...]:
-        """The installed names of a user's file: for its device and compute units, and for all units of the device.
+        """The installed names for a user's file: for its device and compute units, and for all units of the device.
 
-        A perf-db loses its backend, and every file its version. An installed file has its own name.
+        They have no version, and for a perf-db no backend. For an installed file it is its own name.
         """
         file = self.relative.rpartition("/")[2]
         if self.kind not in INSTALLED:
@@ -117,7 +112,7 @@ class DatabaseFile(NamedTuple):
 def parse_name(relative: str) -> DatabaseFile | None:
     """Read the name of a database file; ``None`` for other names."""
     folder, _, file = relative.rpartition("/")
-    # Folders of libraries hold hundreds of other names.
+    # Library folders hold hundreds of other names.
     match = (_SQLITE.fullmatch(file) or TEXT_FILE.fullmatch(file)) if file.endswith(("db", ".txt")) else None
     if match is None:
         return None
@@ -132,26 +127,23 @@ def parse_name(relative: str) -> DatabaseFile | None:
 
 
 def version_numbers(version: str) -> tuple[int, ...]:
-    """Return major, minor and patch; build ids have no order."""
+    """Return major, minor and patch; build ids are not ordered."""
     return tuple(int(part) for part in version.split(".")[:3])
 
 
 def program_names(kernel_name: str) -> tuple[str, ...]:
-    """Return the names by which a user may select a program: without ``.o``, and without the ending of its source."""
+    """Return the names by which a user may select a program: without ``.o``, also without the suffix of its source."""
     program = kernel_name.removesuffix(".obj").removesuffix(".o")
     return tuple(dict.fromkeys((program, PurePosixPath(program).stem)))
 
 
-# ---------------------------------------------------------------------- the stores
-
-
 class MIOpenDatabases(row_store.Rows):
-    """Entries of database files, and other files of the user next to them."""
+    """Entries of database files, and the user's other files next to them."""
 
     tables: MIOpenTables
 
     def scan(self, root: Root, selection: Selection = ALL, *, contents: bool = True) -> Iterator[Found]:
-        """Yield the entries of each database; one is stale if the record shows that its MIOpen has gone from here."""
+        """Yield the entries of each database, stale if the record shows that their MIOpen was removed from here."""
         sightings = releases.note_here(self.environment, reads=contents)
         moment = sightings.last_gone(releases.PRODUCT)
         judge = partial(_judged, sightings=sightings, are_known=releases.all_are_known(self.environment, sightings))
@@ -160,11 +152,11 @@ class MIOpenDatabases(row_store.Rows):
             yield judge(item) if isinstance(item, Entry) and is_older else item
 
     def written(self, root: Root) -> Iterator[Path]:
-        """Yield the same in a temporary folder, where MIOpen opens files of other users too."""
+        """Yield all files of a temporary folder too, where MIOpen opens also those of other users."""
         return super().written(root._replace(role=""))
 
     def verify(self, root: Root) -> Iterator[Finding]:
-        """Check every file; a package's file has another fix, and is never removed."""
+        """Check every file; a package's file is to be reinstalled, never removed."""
         for finding in super().verify(root):
             if self.tables.asked_first and finding.code not in _OTHER_FIXES:
                 path = finding.root / (finding.key or "").partition(SEPARATOR)[0]
@@ -174,14 +166,14 @@ class MIOpenDatabases(row_store.Rows):
 
 
 class MIOpenTables(row_store.TableFormat):
-    """Database files, whose names say for which device and which MIOpen they are.
+    """Database files, whose names state device and version of MIOpen.
 
     No link is followed, and in a temporary folder only the user's own files count. ``asked_first`` is set for the files
-    of a package, which are only read: it is the layer that MIOpen asks before them.
+    of a package, which are only read: it is the layer that MIOpen searches before them.
     """
 
     separator = SEPARATOR
-    #: Endings of the layer's databases, of files that are only counted, and whether they may lie in version folders.
+    #: Endings of the layer's databases, of files that are only counted, and whether they may be in version folders.
     kinds: tuple[str, ...]
     counted: tuple[str, ...] = ()
     versioned = False
@@ -192,7 +184,7 @@ class MIOpenTables(row_store.TableFormat):
         self.asked_first = asked_first
         if asked_first:
             self.kinds = tuple(INSTALLED[kind] for kind in self.kinds)
-            into = f"{miopen.PACKAGED}; put into the layer {asked_first}, which MIOpen asks first"
+            into = f"{miopen.PACKAGED}; put into the layer {asked_first}, which MIOpen searches first"
             clear = f"{miopen.PACKAGED}; its package manager removes them"
             self.refusals = {Ability.PUT: into, Ability.CLEAR: clear}
 
@@ -204,17 +196,17 @@ class MIOpenTables(row_store.TableFormat):
         return file if not folder or (self.versioned and VERSION_FOLDER.fullmatch(folder)) else None
 
     def known(self, relative: str) -> DatabaseFile:
-        """Return the same. Raises :class:`LayerError` for other names."""
+        """Return the file of a relative path. Raises :class:`LayerError` for other names."""
         if (named := self.named(relative)) is None:
             raise not_a_key(self.name, relative)
         return named
 
     def is_table(self, file: str) -> bool:
-        """Compare with the names of databases, those included that are only counted."""
+        """Compare with the names of databases, including those that are only counted."""
         return self.named(file) is not None
 
     def kind_of(self, root: Root, path: str) -> str:
-        """Compare with the names of databases, which an entry's parts follow, of files next to them, and of folders."""
+        """Compare with keys of entries, and with names of databases, of files next to them, and of folders."""
         relative, *parts = path.split(SEPARATOR, self.parts)
         if parts:
             file = self.named(relative)
@@ -224,7 +216,7 @@ class MIOpenTables(row_store.TableFormat):
         return OWN if is_folder or self.is_table(database.without_companion(path)) else FOREIGN
 
     def counts(self, root: Root, status: os.stat_result) -> bool:
-        """Return whether a file counts: in a temporary folder other users have theirs, and links lead anywhere."""
+        """Return whether a file may be the user's: in a temporary folder it may be another's, or a link."""
         return root.role != miopen.TEMPORARY or (status.st_uid == os.getuid() and not stat.S_ISLNK(status.st_mode))
 
     def present(self, root: Root) -> list[DatabaseFile]:
@@ -233,7 +225,7 @@ class MIOpenTables(row_store.TableFormat):
         return [file for file in named if file is not None]
 
     def is_usable(self, root: Root, relative: str) -> bool:
-        """Return whether a file exists and may be used. Raises :class:`OSError` where that cannot be determined."""
+        """Return whether a file exists and may be used. Raises :class:`OSError` if that cannot be determined."""
         path = root.path / relative
         status = None if path.parent != root.path and _is_link(path.parent) else plain.status_at(path)
         return status is not None and stat.S_ISREG(status.st_mode) and self.counts(root, status)
@@ -255,7 +247,7 @@ class MIOpenTables(row_store.TableFormat):
             raise
 
     def place_of(self, root: Root, file: Path) -> Path | None:
-        """Return the place in a root of a database by its name: that of the newest file there for the same device.
+        """Return the path below a root for a database file: that of the newest file for the same device.
 
         Without one, kernels belong to the version of MIOpen that the file's folder names, or to the newest known one.
         """
@@ -271,8 +263,8 @@ class MIOpenTables(row_store.TableFormat):
             return None
         version = file.parent.name if has_version else self.newest(root)
         if version is None:
-            reason = "name the version of MIOpen by the file's folder, such as 3.3.0.a85ca8a54"
-            raise BadRequest(f"{printable(file)}: no MIOpen has kept kernels here; {reason}")
+            advice = "put the file into a folder named after the version of MIOpen, such as 3.3.0.a85ca8a54"
+            raise BadRequest(f"{printable(file)}: no MIOpen has kept kernels here; {advice}")
         return Path(version, f"{installed.removesuffix('kdb')}ukdb")
 
     def with_name(self, entry: Entry) -> Entry:
@@ -282,16 +274,15 @@ class MIOpenTables(row_store.TableFormat):
         return entry._replace(details=about)
 
     def require_free(self, root: Root, file: str) -> None:
-        """Raise :class:`Refused` if something else stands in the place of a database."""
+        """Raise :class:`Refused` if something else is in the place of a database."""
         path = root.path / file
         is_in_link = path.parent != root.path and _is_link(path.parent)
         if not self.is_usable(root, file) and (is_in_link or plain.status_at(path) is not None):
-            message = "cannot put: a link, a folder, or somebody else's file stands there"
-            raise Refused(self.name, message, path)
+            raise Refused(self.name, "cannot put: a link, a folder, or another user's file is there", path)
 
 
 def _judged(entry: Entry, sightings: record.Record, *, are_known: bool) -> Entry:
-    """Return an entry with whether the record shows that no MIOpen can hit it: each opens files of its own version."""
+    """Return an entry, stale if by the record no MIOpen can hit it: each opens only files of its own version."""
     version = entry.details.versions.get("miopen")
     if version is None:
         return entry
@@ -299,7 +290,7 @@ def _judged(entry: Entry, sightings: record.Record, *, are_known: bool) -> Entry
     if not are_known:
         return entry._replace(because=f"unknown: {by}, and not every MIOpen here can be read")
     stale, because = sightings.judge(
-        # No form of the cache keeps a trace of a hit.
+        # No form of the cache records hits.
         *(releases.PRODUCT, None, by),
         made=lambda known: known == version,
         hits=lambda known: version_numbers(known) == numbers,

@@ -1,6 +1,6 @@
 """The stores of MIOpen's kernels: rows of one sqlite file per device (2.4.0 and newer), or one file per kernel.
 
-The latter is that of old versions, and of builds without sqlite. Sources: ``src/binary_cache.cpp`` (places, lookup),
+The latter are from old versions and builds without sqlite. Sources: ``src/binary_cache.cpp`` (places, lookup),
 ``src/kern_db.cpp``, ``src/include/miopen/kern_db.hpp`` (rows), ``src/sqlite_db.cpp``, ``src/bz2.cpp`` (packing).
 """
 
@@ -24,14 +24,13 @@ from cachectl.layers.miopen import codes, databases
 from cachectl.layers.stores import database, files, rows
 from cachectl.layers.stores import tree_read as tree
 
-#: MIOpen ignores smaller files of a package: empty ones, and pointers of git-lfs.
+#: MIOpen ignores smaller files of a package, such as pointers of git-lfs (in bytes).
 LEAST = 512
 #: The first version whose rows have hashes and sizes.
 _WITH_HASHES = (2, 4)
-#: Kernels of old versions, each in a folder named by the md5 of device and options; MIOpen makes the folders that it
-#: needs.
+#: Kernels of old versions, each in a folder named by the md5 of device and options.
 _OBJECTS = tree.Shape((databases.VERSION_FOLDER, regex("[0-9a-f]{32}"), regex(r".+\.o(?:bj)?")))
-#: Names that no release has made, in folders of its versions, and any in folders of what may be another version.
+#: Names that no release has made in a version's folder, and any name in a folder of what may be another version.
 _NO_DATABASE = rf"(?!{databases.KERNEL_FILE}\Z).*gfx.*\.u?kdb"
 _OTHER_VERSION = regex(rf"(?!{databases.VERSION_FOLDER.pattern}\Z)v?\d+[._]\d.*")
 _LIKE = (
@@ -43,8 +42,8 @@ _LIKE = (
         for version in (databases.VERSION_FOLDER, _OTHER_VERSION)
     ),
 )
-_NO_CODE = "has the name of a kernel, but is no code; left alone"
-#: More than any kernel has, in bytes: larger blobs are bombs.
+_NO_CODE = "has the name of a kernel, but is not code; left alone"
+#: The largest kernel that is unpacked, in bytes: more than any has.
 _LARGEST = 1 << 30
 _INTEGER = regex(rb"\s*[+-]?\d{1,30}")
 
@@ -64,15 +63,6 @@ def encode(data: bytes) -> rows.Values:
     return (packed, digest(data), len(data)) if len(packed) < len(data) else (data, digest(data), 0)
 
 
-def escaped(name: str) -> str:
-    """Return a kernel's name as the key ``FILE::NAME::ARGS`` has it.
-
-    A name may contain ``::`` (``ns::kernel.cl.o``), so its ``%`` and ``:`` are written ``%25`` and ``%3A``. Arguments
-    are never changed.
-    """
-    return name.replace("%", "%25").replace(":", "%3A")
-
-
 def split_kernel_key(text: str) -> tuple[str, str]:
     """Return name and arguments from the part of a key that follows the file."""
     name, _, args = text.partition(databases.SEPARATOR)
@@ -80,19 +70,19 @@ def split_kernel_key(text: str) -> tuple[str, str]:
 
 
 def join_kernel_key(parts: Iterable[str]) -> str:
-    """Return the part of a key that follows the file."""
+    """Return the part of a key (``FILE::NAME::ARGS``) that follows the file.
+
+    A name may contain ``::`` (``ns::kernel.cl.o``), so its ``%`` and ``:`` are escaped as ``%25`` and ``%3A``.
+    """
     name, args = parts
-    return f"{escaped(name)}{databases.SEPARATOR}{args}"
+    return f"{name.replace('%', '%25').replace(':', '%3A')}{databases.SEPARATOR}{args}"
 
 
 def decode(values: rows.Values) -> bytes:
-    """Return the kernel of a row, as ``KernDb::FindRecordUnsafe`` does.
-
-    Raises :class:`ValueError` with the reason if MIOpen could not use the row.
-    """
+    """Return the kernel of a row. Raises :class:`ValueError` if ``KernDb::FindRecordUnsafe`` rejects it."""
     blob, proof, stated = values
     data, size = rows.as_bytes(blob), _as_integer(stated)
-    # The function that unpacks takes the size as 32 bits without a sign.
+    # The function that unpacks takes an unsigned size of 32 bits.
     data = _unpacked(data, size & 0xFFFFFFFF) if size else data
     if digest(data).encode() != rows.as_bytes(proof):
         raise ValueError(f"the md5 of the kernel is {digest(data)}, its row says {proof!r}")
@@ -108,10 +98,7 @@ def _as_integer(value: object) -> int:
 
 
 def _unpacked(blob: bytes, size: int) -> bytes:
-    """Unpack the first bz2 stream of a blob, which is all that MIOpen reads, to at most ``size`` bytes.
-
-    Raises :class:`Unreachable` for more than any kernel has.
-    """
+    """Unpack the first bz2 stream of a blob, which is all that MIOpen reads, to at most ``size`` bytes."""
     import bz2
 
     most = min(size, _LARGEST)
@@ -130,7 +117,6 @@ def _unpacked(blob: bytes, size: int) -> bytes:
 
 
 def _is_same(existing: rows.Values, new: rows.Values) -> bool:
-    """Return whether two rows unpack to the same kernel."""
     try:
         return existing == new or decode(existing) == decode(new)
     except ValueError:
@@ -161,26 +147,26 @@ CODE = (b"\x7fELF", b"__CLANG_OFFLOAD_BUNDLE__", b"CCOB")
 
 
 class KernelCodec(Codec):
-    """A kernel of a row, which need not be code: only MIOpen stores rows."""
+    """The kernel of a row, which need not be code: only MIOpen stores rows."""
 
     form = "miopen-kernel/1"
 
     def check(self, data: bytes) -> Damage | None:
-        """Return that MIOpen could not use an empty one."""
-        return None if data else Damage(HEALS, "the kernel is empty, which MIOpen takes for a miss")
+        """Return that MIOpen cannot use an empty kernel."""
+        return None if data else Damage(HEALS, "the kernel is empty, which is a miss to MIOpen")
 
 
 class ObjectCodec(Codec):
-    """A file of one kernel, which may be of another program if it is no code."""
+    """A file of one kernel, which may belong to another program if it is not code."""
 
     form = "miopen-object/1"
 
     def check(self, data: bytes) -> Damage | None:
-        """Return that a file is no code."""
-        return None if data.startswith(CODE) else Damage(HARMLESS, "is no code object")
+        """Return that a file is not code."""
+        return None if data.startswith(CODE) else Damage(HARMLESS, "is not a code object")
 
     def foreign(self, data: bytes) -> str | None:
-        """Return the same."""
+        """Return that a file is not code."""
         return None if data.startswith(CODE) else _NO_CODE
 
 
@@ -205,7 +191,7 @@ class KernelTables(databases.MIOpenTables):
         return super().is_usable(root, relative) and not self._is_ignored(root, relative)
 
     def list_rows(self, root: Root, file: str, template: Entry, *, part: bytes, contents: bool) -> Iterator[Found]:
-        """Yield the rows of a file that MIOpen does not ignore. Their keys say everything, so no content is read."""
+        """Yield the rows of a file, unless MIOpen ignores it. Keys say everything, so no content is read."""
         for row in () if self._is_ignored(root, file) else self.database(root, file).rows():
             name, args = split_kernel_key(row.key)
             detail = {**template.details.detail, "kernel_name": name, "kernel_args": args}
@@ -213,25 +199,23 @@ class KernelTables(databases.MIOpenTables):
             yield self.entry_of(template, row)._replace(details=details)
 
     def require_fit(self, artifact: Artifact) -> None:
-        """Require a name as MIOpen makes it, and the stated kernel."""
+        """Require a name as MIOpen makes it, and a kernel that has the stated md5."""
         name, args = split_kernel_key(artifact.key.partition(databases.SEPARATOR)[2])
         if not name.endswith((".o", ".obj")):
             raise Damaged(self.name, f"the kernel name {name!r} does not end in .o", artifact.key)
         if (complaint := key_complaint(name, args)) is not None:
             raise Damaged(self.name, complaint, artifact.key)
         if artifact.detail.get("md5") not in (None, digest(artifact.data)):
-            message = "the kernel does not have the md5 that the artifact states"
-            raise Damaged(self.name, message, artifact.key)
+            raise Damaged(self.name, "the kernel does not have the md5 that the artifact states", artifact.key)
 
     def check_rows(self, root: Root, file: str) -> Iterator[Finding]:
         """Unpack and check every row as MIOpen does when it loads it; no run repairs a row on which it throws."""
         place, path = (self.name, root.path), root.path / file
         if self._is_ignored(root, file):
-            message = "is smaller than 512 bytes, a git-lfs pointer perhaps: MIOpen takes it for missing"
+            message = "has less than 512 bytes, perhaps as a git-lfs pointer: MIOpen treats it as missing"
             yield codes.TOO_SMALL.finding(*place, message, "download the file again", key=file)
             return
-        # The header decides whether MIOpen and other users can open a file of a package; an unreadable one has a
-        # finding.
+        # An unreadable file has a finding of its own.
         with suppress(OSError):
             if self.asked_first and database.is_wal(plain.read_plain(path, limit=LEAST)):
                 message = "is in WAL mode: only users who can write next to it can open it"
@@ -239,7 +223,7 @@ class KernelTables(databases.MIOpenTables):
                 yield codes.WAL.finding(*place, message, fix, key=file)
         yield from super().check_rows(root, file)
         visited = set[str]()
-        # MIOpen makes no index in a file of a package: the first row answers there.
+        # MIOpen makes no index in a file of a package: there the first row is used.
         for row in () if self.asked_first else self.database(root, file).rows():
             if row.key in visited:
                 damage = Damage(FAILS, "a second row has this key: MIOpen cannot make its index, and throws")
@@ -247,12 +231,12 @@ class KernelTables(databases.MIOpenTables):
             visited.add(row.key)
 
     def file_finding(self, root: Root, file: str, error: LayerError) -> Finding:
-        """Return the finding of a table that could not be read, or is not as the MIOpen of its folder reads it."""
+        """Return the finding of a table that could not be read, or lacks columns that its MIOpen reads."""
         path = root.path / file
         if isinstance(error, Refused) and databases.version_numbers(self.known(file).version or "3") >= _WITH_HASHES:
             present = database.columns_of(path, SCHEMA.table)
             lacking = sorted({*SCHEMA.columns} - present)
-            # MIOpen adds its table to a file of the user that has none.
+            # MIOpen adds a missing table to a file of the user.
             if lacking and (present or self.asked_first):
                 severity = codes.COLUMNS.severities[bool(self.asked_first)]
                 when = "each new kernel" if self.asked_first else "every lookup"
@@ -270,7 +254,7 @@ class KernelTables(databases.MIOpenTables):
 
 
 class ObjectFiles(files.Files):
-    """The user's files of single kernels of old versions."""
+    """The user's files of single kernels from old versions."""
 
     shapes = (_OBJECTS, *_LIKE)
     codec = ObjectCodec()
@@ -278,7 +262,7 @@ class ObjectFiles(files.Files):
     tidies = True
 
     def kind_of(self, root: Root, path: str) -> str:
-        """Compare with the names of object files; a key with a separator is one of a row."""
+        """Compare with the names of object files; a key with a separator is that of a row."""
         return FOREIGN if databases.SEPARATOR in path else super().kind_of(root, path)
 
     def leaves(self, root: Root) -> Iterator[tree.Leaf | Problem]:
@@ -296,12 +280,12 @@ class ObjectFiles(files.Files):
 
 
 def key_complaint(name: str, args: str) -> str | None:
-    """Return why a key breaks MIOpen, which writes both parts between quotes in its statements."""
+    """Return why a key breaks MIOpen, which quotes both parts in its statements without escaping."""
     if any(mark in part for part in (name, args) for mark in "'\0"):
         return "a quote in the kernel's name or arguments breaks MIOpen's statements"
     # Undecodable bytes of a command line.
-    odd = any("\ud800" <= letter <= "\udfff" for letter in name + args)
-    return "the key holds characters that a database cannot store" if odd else None
+    is_undecodable = any("\ud800" <= letter <= "\udfff" for letter in name + args)
+    return rows.NOT_STORABLE if is_undecodable else None
 
 
 def kernel_store(asked_first: str = "") -> databases.MIOpenDatabases:

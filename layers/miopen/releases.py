@@ -1,7 +1,6 @@
-"""Which MIOpen is installed: the version of a library, as it stands in the names of its files.
+"""The version of an installed MIOpen, in the form that the names of its files have.
 
-MIOpen is not loaded for that. The text stands in the constants of the library. Source: ``src/db_path.cpp.in``
-(``GetUserDbSuffix``).
+It is read from the constants of the library, which is not loaded. Source: ``src/db_path.cpp.in`` (``GetUserDbSuffix``).
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ _TEXT = regex(rb"(?<=\0)(?:HIPNOGPU|HIP|OpenCL)\.(\d{1,3})_(\d{1,3})_(\d{1,3})_(
 
 
 def read_version(library: str) -> str | None:
-    """Return the version of a library, such as ``3.3.0.a85ca8a54``; ``None`` if its constants do not say one."""
+    """Return the version of a library, such as ``3.3.0.a85ca8a54``; ``None`` if its constants do not state one."""
     with suppress(OSError, ValueError), open(plain.open_plain(library, follow=True), "rb") as file:
         content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         read = elf.read_elf(content)
@@ -38,10 +37,7 @@ def read_version(library: str) -> str | None:
 
 
 def note_here(environment: Environment, *, reads: bool) -> record.Record:
-    """Note the MIOpens that programs of this environment find, and return the record.
-
-    Their libraries have hundreds of MiB, so that of a new one is only read if ``reads`` allows it.
-    """
+    """Note the MIOpens found here, and return the record; ``reads`` allows reading new libraries of hundreds of MiB."""
     sightings = record.record_of(environment)
     for library in miopen.libraries(environment) if environment.searches_pythons and reads else ():
         if sightings.version_at(PRODUCT, library) is None:

@@ -35,20 +35,19 @@ _TIME = ".time"
 #: The folder of the lock files.
 _LOCKS = "miopen-lockfiles"
 _OWN_TEMPORARY = 'mkdir -p "$HOME/.cachectl/tmp" && export TMPDIR="$HOME/.cachectl/tmp"'
-# Other users lock the same files.
+# Other users lock the same files, too.
 _OPEN_TO_ALL = 0o777
 # Record locks exclude processes, not threads.
 _THREADS = Lock()
-#: The effect of each fault of a record. The finding of a line that hides another says what that costs.
+#: The code of each fault of a record. The finding of a line that hides another states the cost.
 _FAULTS = {code.name: code for code in codes.OF_LINES}
-
-#: What MIOpen writes before it renames it over a database; 3.5 with the machine and the process in its name.
+#: The file that MIOpen renames over a database; in 3.5 its name has the machine and the process.
 _REWRITE = regex(rf"(?P<file>{databases.TEXT_FILE.pattern})(?:\.(?P<host>[^/]+)\.\d{{1,10}})?\.temp")
 _TEMPORARIES = (
     tree.Shape((_REWRITE,), because="left by an interrupted rewrite of MIOpen"),
     tree.Shape((tree.OWN_TEMPORARY,), because="left by an interrupted cachectl"),
 )
-#: Names of texts that no release has made.
+#: Names of text files that no release has made.
 _LIKE = tree.resembling(rf"(?!{databases.TEXT_FILE.pattern}\Z)(?:.*gfx.*\.(?:cd\.)?\w*db\w*|.*\.uf?db)\.txt")
 
 
@@ -65,11 +64,11 @@ class TuningTables(databases.MIOpenTables):
     def __init__(self, asked_first: str = "") -> None:
         super().__init__(asked_first)
         self.counted = ("db",) if asked_first else ("udb",)
-        reason = "a record has a problem and its solvers, not the kernels they run"
+        reason = "a record names a problem and its solvers, not the kernels they run"
         self.refusals = {**self.refusals, Ability.KERNELS: reason}
 
     def kind_of(self, root: Root, path: str) -> str:
-        """Compare with the names of databases, and of the files that their rewrites leave."""
+        """Compare with the names of databases, and of files that their rewrites leave behind."""
         match, is_key = _REWRITE.fullmatch(path), databases.SEPARATOR in path
         return super().kind_of(root, match["file"] if match else path if is_key else path.removesuffix(_TIME))
 
@@ -80,8 +79,8 @@ class TuningTables(databases.MIOpenTables):
     def lock_files(self, root: Root, file: str) -> tuple[Path, ...]:
         """Return the lock files of a text database, for every version and every path of its folder.
 
-        Up to 3.3 they lie in the temporary folder, named by the md5 of the folder's path as it was given; later they
-        lie next to the database.
+        Up to 3.3 they are in the temporary folder, named by the md5 of the folder's path as it was given; later they
+        are next to the database.
         """
         import hashlib
 
@@ -95,19 +94,19 @@ class TuningTables(databases.MIOpenTables):
         beside = path.parent / _LOCKS / f"{path.name}.lock"
         return (beside, *sorted(temporary / f"{digest}_{path.name}.lock" for digest in digests))
 
-    def _found(self, root: Root, file: str) -> Iterator[Row | records.Fault]:
-        """Yield the records and faults of a file, none of one that is only counted."""
+    def _scanned(self, root: Root, file: str) -> Iterator[Row | records.Fault]:
+        """Yield the records and faults of a file; none if it is only counted."""
         return self.opened(root, file).scan() if self.known(file).kind in self.kinds else iter(())
 
     def list_rows(self, root: Root, file: str, template: Entry, *, part: bytes, contents: bool) -> Iterator[Found]:
         """Yield the records of a file, and its faults."""
         path = root.path / file
-        for row in self._found(root, file):
+        for row in self._scanned(root, file):
             if isinstance(row, Row):
                 yield self.entry_of(template, row)
                 continue
             number, code, message = row
-            # These have a record, which MIOpen reads and which is listed; only verify reports the fault.
+            # These faults are in a record that MIOpen reads, and that is listed; only verify reports them.
             if code not in ("item", "duplicate-id"):
                 yield Problem(path, code, f"line {number}: {message}")
         if (status := plain.status_at(path.with_name(path.name + _TIME))) is not None:
@@ -116,27 +115,27 @@ class TuningTables(databases.MIOpenTables):
     def check_rows(self, root: Root, file: str) -> Iterator[Finding]:
         """Check every line by the rules of MIOpen's reader. Nothing here is ever removed as damaged."""
         path = root.path / file
-        for row in self._found(root, file):
+        for row in self._scanned(root, file):
             if not isinstance(row, Row):
                 number, code, message = row
                 fix = f"while nothing uses MIOpen, correct or delete line {number} of {path}"
                 if code == "newline":
                     fix = f"echo >> {shlex.quote(str(path))}"
-                told = f"line {number}: {message}"
-                # What MIOpen stores behind a key without contents stays hidden.
+                # A later line that MIOpen stores for a key without contents stays hidden.
                 severity = RECOMPILES if message == records.NO_CONTENTS else None
-                yield _FAULTS[code].finding(self.name, root.path, told, fix, key=file, severity=severity)
+                message = f"line {number}: {message}"
+                yield _FAULTS[code].finding(self.name, root.path, message, fix, key=file, severity=severity)
 
     def file_finding(self, root: Root, file: str, error: LayerError) -> Finding:
         """Return the finding of a file that could not be read."""
         return finding_of(self, root, Problem(root.path / file, "unreadable", error.message))
 
     def damages(self, key: str, data: bytes) -> Iterator[Damage]:
-        """Yield that a line is no record, or has another key."""
+        """Yield that a line is not a record, or has another key."""
         name = key.partition(databases.SEPARATOR)[2].encode(errors="surrogateescape")
         complaint = records.record_complaint(data)
         if complaint is None and data.partition(b"=")[0] != name:
-            complaint = "the line contains another key than the one it is put under"
+            complaint = "the line has another key than the entry"
         if complaint is not None:
             yield Damage(RECOMPILES, complaint)
 
@@ -149,13 +148,13 @@ class TuningTables(databases.MIOpenTables):
     def _editing(self, root: Root, file: str) -> Iterator[None]:
         """Hold the locks of every MIOpen version while a file is changed, then notify running programs.
 
-        Lock files are made as MIOpen makes them, and stay. Programs read the file again if ``.time`` contains a later
-        time of the steady clock (ns) than their last read.
+        Lock files are made as by MIOpen, and kept. Programs read the file again if the time in ``.time`` (steady clock,
+        ns) is later than their last read.
         """
         path = root.path / file
         marks = path.with_name(path.name + _TIME)
         with _THREADS, contextlib.ExitStack() as stack:
-            # One order everywhere, so that two cachectls never wait for each other.
+            # In one order everywhere, so that two cachectls never wait for each other.
             for lock in sorted(self.lock_files(root, file)):
                 is_new = not lock.parent.exists()
                 lock.parent.mkdir(parents=True, exist_ok=True)
@@ -175,18 +174,18 @@ class TuningTables(databases.MIOpenTables):
 
 
 def diagnose_quoted(tables: databases.MIOpenTables, root: Root) -> Iterator[Finding]:
-    """Yield results in a folder that has the variable's value in quotation marks for a name (MIOpen's issue 2881)."""
+    """Yield results in a folder named by the variable's value in quotation marks (MIOpen's issue 2881)."""
     quoted = tables.environment.absolute(f'"{tables.environment.get(miopen.TUNING.variable)}"')
     if tables.present(root._replace(path=quoted)):
         source, target = shlex.quote(str(quoted)), shlex.quote(str(root.path))
-        message = "an MIOpen of April 2024 put results into this folder, which no other reads"
+        message = "an MIOpen of April 2024 put results into this folder, which no other release reads"
         yield codes.QUOTED.finding(tables.name, quoted, message, f"mkdir -p {target} && mv -n {source}/* {target}")
 
 
 def diagnose_locks(tables: databases.MIOpenTables, root: Root) -> Iterator[Finding]:
-    """Yield what keeps MIOpen from the locks of its tuning files, which lie in the temporary folder.
+    """Yield what keeps MIOpen from locking its tuning files in the temporary folder.
 
-    Lock files that exist are opened, and new ones made. Raises :class:`OSError` if the folder cannot be examined.
+    It opens lock files that exist, and makes new ones. Raises :class:`OSError` if the folder cannot be examined.
     """
     environment, temporary = tables.environment, tables.environment.named_temporary
     folder, files = temporary / _LOCKS, (file.relative for file in tables.present(root))
@@ -202,12 +201,12 @@ def diagnose_locks(tables: databases.MIOpenTables, root: Root) -> Iterator[Findi
             finding = COMMON[obstacle.code].finding(
                 tables.name, obstacle.place, message, _OWN_TEMPORARY, severity=FAILS
             )
-            # Only MIOpen itself would show that it works.
+            # Only MIOpen itself could prove it.
             yield finding._replace(fix_tested=False)
 
 
 class Leftovers(files.Files):
-    """What interrupted rewrites leave next to tuning files."""
+    """What interrupted rewrites leave behind next to tuning files."""
 
     shapes = (*_TEMPORARIES, _LIKE)
     writers = miopen.LIBRARIES
@@ -215,11 +214,11 @@ class Leftovers(files.Files):
     rest_time = 3600.0
 
     def in_use(self, targets: Iterable[Entry]) -> Iterator[tuple[Entry, str | None]]:
-        """Leave also what a program of another machine may still be writing."""
+        """Skip also what a program on another machine may still be writing."""
         for target, reason in super().in_use(targets):
             match, age = _REWRITE.fullmatch(target.key), self.environment.clock() - (target.modified or 0)
             host = match["host"] if match is not None and age <= self.rest_time else None
-            yield target, reason if host in (None, node()) else f"a program of {host} may be writing it"
+            yield target, reason if host in (None, node()) else f"a program on {host} may be writing it"
 
 
 def tuning_store(asked_first: str = "") -> databases.MIOpenDatabases:

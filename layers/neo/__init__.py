@@ -1,4 +1,4 @@
-"""The layer ``neo``: the places and variables of the program cache of Intel's compute-runtime (NEO) and ``ocloc``.
+"""The layer ``neo``: the program cache of Intel's compute-runtime (NEO) and ``ocloc``.
 
 Sources, in intel/compute-runtime: ``programmers-guide/COMPILER_CACHE.md`` and
 ``shared/source/compiler_interface/{default_cache_config,compiler_cache,compiler_interface}.cpp`` with
@@ -26,16 +26,16 @@ from cachectl.layers.host import drivers
 #: The drivers of OpenCL and Level Zero, and the stand-alone compiler.
 LIBRARIES = ("libigdrcl.so", "libze_intel_gpu.so", "libocloc.so")
 _LEAF = "neo_compiler_cache"
-#: Releases before 24.22 keep a cache where this variable names a folder, else in this folder of the working folder, if
-#: it is there. Those before 23.22 have no other.
+#: Releases before 24.22 keep a cache in the folder that this variable names, else in this folder of the working
+#: directory, if it exists. Those before 23.22 have no other.
 _OLD, _OLD_FOLDER = "cl_cache_dir", "cl_cache"
 _OLD_SOURCES = (_OLD, f"./{_OLD_FOLDER}")
-#: A folder that nobody can make.
+#: A folder that cannot be made.
 _NOWHERE = f"/dev/null/{_OLD_FOLDER}"
 FOLDER = Code(
     "folder",
     (RECOMPILES,),
-    "Intel's driver makes no folder above its own, so it keeps nothing.",
+    "Intel's driver does not make the folder above its own, so it keeps nothing.",
     "`mkdir -p` it.",
     advice="the driver needs an Intel GPU, which the tests do not have",
 )
@@ -43,7 +43,7 @@ FOLDER = Code(
 
 @answered_once
 def _variables_read(environment: Environment) -> frozenset[str]:
-    """Return which variables for places and switch the registered drivers read, by the names in their bytes."""
+    """Return which variables for folder and switch the registered drivers contain, and so read."""
     names: set[str] = set()
     for library in drivers.driver_libraries(environment, "Intel NEO"):
         with suppress(OSError):
@@ -64,7 +64,7 @@ class NeoCompilerCache(drivers.DriverLayer):
         r"\s*0\s*",
         r"\s*[+-]?0*[1-9].*",
         RECOMPILES,
-        "is no number: the driver takes it for 0, and keeps nothing",
+        "is not a number: the driver reads it as 0, and keeps nothing",
         "export NEO_CACHE_PERSISTENT=1",
         disables=True,
         read=at_load(*LIBRARIES),
@@ -94,7 +94,7 @@ class NeoCompilerCache(drivers.DriverLayer):
 
     @property
     def is_old(self) -> bool:
-        """Whether the only drivers here are of releases before 23.22."""
+        """Whether all drivers here are of releases before 23.22."""
         return _variables_read(self.environment) == {_OLD}
 
     def roots(self) -> tuple[Root, ...]:
@@ -112,26 +112,24 @@ class NeoCompilerCache(drivers.DriverLayer):
         return (old, *roots) if self.is_old else (*roots, old)
 
     def state(self) -> State:
-        """Return the state; older releases have no switch, but keep nothing without the folder."""
+        """Return the state; older releases have no switch, but keep nothing without their folder."""
         state = super().state()
         if not state.drivers or _OLD not in _variables_read(self.environment):
             return state
         old = next((root for root in self.roots() if root.source in _OLD_SOURCES and root.path.is_dir()), None)
-        return (
-            state
-            if old is None
-            else State(ENABLED, f"a release before 24.22 keeps a cache in {old.source}", state.drivers)
-        )
+        if old is None:
+            return state
+        return State(ENABLED, f"a release before 24.22 keeps a cache in {old.source}", state.drivers)
 
     def faults(self) -> Iterator[Fault]:
         """Add a missing folder, and variables of the compiler."""
         yield from super().faults()
         for root in self.roots():
-            # The driver makes its own folder, and on Linux .cache above it, but none that a variable names.
+            # The driver makes its own folder, and on Linux .cache above it, but not one that a variable names.
             above = {"NEO_CACHE_DIR": 0, **dict.fromkeys(_OLD_SOURCES, 0), "XDG_CACHE_HOME": 1}.get(root.source, 2)
             folder = (root.path, *root.path.parents)[above]
             if not folder.is_dir():
-                message = f"{folder} is not there ({root.source}): the driver keeps nothing, and every run compiles"
+                message = f"{folder} is missing ({root.source}): the driver keeps nothing, and every run compiles"
                 fix = f"mkdir -p {shlex.quote(str(folder))}"
                 yield DISABLED, FOLDER.finding(self.name, folder, message, fix)
         if self.is_old and not any(root.source in _OLD_SOURCES for root in self.roots()):
@@ -141,17 +139,17 @@ class NeoCompilerCache(drivers.DriverLayer):
         if self.environment.get(_OLD) and (read := _variables_read(self.environment)) and _OLD not in read:
             yield None, misread(self, _OLD, HARMLESS, "is read by releases before 24.22 only; this one is newer")
         for variable in sorted(name for name in self.environment.variables if name.startswith("IGC_"))[:1]:
-            outcome = "switches the cache off in compute-runtime 25.31 to 26.31, and is in no key of earlier ones"
+            outcome = "switches the cache off in compute-runtime 25.31 to 26.31, and is in no key of earlier releases"
             yield UNKNOWN, misread(self, variable, RECOMPILES, outcome)
 
     def disable(self) -> Switch:
-        """Add what leaves older releases without a folder."""
+        """Add the variable that leaves older releases without a folder."""
         switch = super().disable()
         is_read = _OLD in {*_variables_read(self.environment), *self.environment.variables}
         return switch._replace(set={**switch.set, **({_OLD: _NOWHERE} if is_read else {})})
 
     def enable(self) -> Switch:
-        """Take back what :meth:`disable` sets."""
+        """Undo what :meth:`disable` sets."""
         switch = super().enable()
         is_off = self.environment.get(_OLD) == _NOWHERE
         return switch._replace(unset=switch.unset | {_OLD}) if is_off else switch

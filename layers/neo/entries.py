@@ -1,6 +1,6 @@
-"""The store of NEO's cache: a file for each program, the driver's account of their sizes, and its debugging aids.
+"""The store of NEO's cache: a file for each program, the sum of their sizes, and debugging files.
 
-An entry is a zebin, the OpenCL wrapper around a device binary that came before it, or SPIR-V. Sources:
+An entry is a zebin, its predecessor (a device binary in an OpenCL wrapper), or SPIR-V. Sources:
 ``shared/source/device_binary_format/`` of intel/compute-runtime (``zebin/zebin_elf.h``, ``elf/ocl_elf.h``) and
 ``ocl_igc_shared/executable_format/patch_list.h`` of intel-graphics-compiler.
 """
@@ -28,7 +28,7 @@ from cachectl.layers.stores import files
 from cachectl.layers.stores import tree_read as tree
 
 ACCOUNT = "config.file"
-#: Bytes of all entries, as the driver holds them against its limit (``size_t``).
+#: Bytes of all entries, which the driver compares with its limit (``size_t``).
 _TOTAL = struct.Struct("=Q")
 _DIGIT = regex("[0-9a-f]")
 _NAME = "[0-9a-f]{16}"
@@ -37,21 +37,21 @@ _SHAPES = (
     tree.Shape((_ENTRY,)),
     tree.Shape((_DIGIT, _DIGIT, _ENTRY)),
     tree.Shape((regex(r"cl_cache\.[A-Za-z0-9]{6}"),), because="left by a killed driver", private=True),
-    # The account and debugging aids are at the top, statistics at each level.
+    # The account and debugging files are at the top, statistics at each level.
     tree.Shape((regex(re.escape(ACCOUNT)),), sums=True, sizes=(0, _TOTAL.size)),
     tree.Shape((regex(r"[0-9a-f]{16}\.(?:trace|input)"),), sums=True),
     *(tree.Shape((*above, regex("stats")), sums=True, sizes=(24,)) for above in ((), (_DIGIT,), (_DIGIT, _DIGIT))),
     # Other suffixes, longer or shorter hashes, and other levels.
     *(tree.resembling(*(("[0-9a-f]{1,4}",) * depth), rf"[0-9a-f]{{8,}}\.\w*cache|{_NAME}\.\w+") for depth in range(4)),
 )
-_NEVER = "the driver compiles it again at every run, and never replaces it"
+_NEVER = "the driver compiles it again in every run, and never replaces it"
 
 _ZEBIN = frozenset({0xFF11, 0xFF12, 0xFF13})
 _WRAPPER = 0xFF04
 _DEVICE_BINARY = 0xFF000005
 _SPIRV = 0xFF000009
 _TEXT = ".text."
-#: The section of functions that are no kernels.
+#: The section of functions that are not kernels.
 _FUNCTIONS = "Intel_Symbol_Table_Void_Program"
 #: The types of notes about compatibility: product family, graphics core, version of zebin, exact device.
 _FAMILY, _CORE, _VERSION, _DEVICE = 1, 2, 4, 6
@@ -88,7 +88,7 @@ class NeoCodec(Codec):
         return inner or details.of_kind("OpenCL ELF", device_binaries.spirv_kernels(wrapped.get(_SPIRV, b"")))
 
     def check(self, data: bytes) -> Damage | None:
-        """Check that an entry is a whole program, of a kind that the driver stores."""
+        """Check that an entry is a complete program of a kind that the driver stores."""
         wrong = None
         if device_binaries.is_known(data):
             wrong = device_binaries.complaint(data)
@@ -101,15 +101,11 @@ class NeoCodec(Codec):
         is_wrapper = data.startswith(elf.MAGIC) and data[16:18] == _WRAPPER.to_bytes(2, "little")
         if not data or is_wrapper:
             return Damage(RECOMPILES, f"{wrong}; {_NEVER}")
-        message = f"{wrong}; the driver takes it for a program, and the build fails"
-        return Damage(FAILS, message)
+        return Damage(FAILS, f"{wrong}; the driver uses it as a program, and the build fails")
 
 
 class NeoPrograms(files.Files):
-    """Programs, flat as older releases keep them and below two digits as newer ones do, and the driver's account.
-
-    The account is the sum of the entries' bytes, which the driver keeps under a lock.
-    """
+    """Programs, flat in older releases and two levels deep in newer ones, and the driver's sum of their bytes."""
 
     shapes = _SHAPES
     codec = NeoCodec()
@@ -119,9 +115,9 @@ class NeoPrograms(files.Files):
 
     @contextmanager
     def changing(self, root: Root) -> Iterator[tree.Tidy]:
-        """Hold the driver's lock around a change, then write the sum of all entries into the account.
+        """Hold the driver's lock during a change, then write the sum of all entries into the account.
 
-        The sum is also written if the change fails. Raises :class:`Unsettled` where only that writing fails. Without an
+        The sum is also written if the change fails. Raises :class:`Unsettled` if only the writing fails. Without an
         account, the driver counts the entries when it makes one. Yields whether the lock is held.
         """
         path = root.path / ACCOUNT
@@ -177,7 +173,7 @@ def _zebin(file: elf.Elf | None) -> details.Details | None:
 
 
 def _device(notes: Mapping[int, bytes]) -> str | None:
-    """Return the device as ``ocloc`` names it where the notes say it exactly, else its family."""
+    """Return the device as ``ocloc`` names it if the notes are exact, else its family."""
     numbers = {kind: int.from_bytes(described[:4], "little") for kind, described in notes.items() if described}
     if _DEVICE in numbers:
         config = numbers[_DEVICE]
@@ -188,7 +184,7 @@ def _device(notes: Mapping[int, bytes]) -> str | None:
 
 
 def _patch_tokens(data: bytes) -> details.Details | None:
-    """Read a device binary of the format before zebin; ``None`` where it is none, or not whole."""
+    """Read a device binary of the format before zebin; ``None`` if it is another file, or incomplete."""
     try:
         magic, version, device, _, count, _, patches = details.fields(_PROGRAM, data)
         kernels = details.names_or_none(_kernels(data, _PROGRAM.size + patches, count))
@@ -210,18 +206,15 @@ def _kernels(data: bytes, at: int, count: int) -> Iterator[str]:
 
 
 def _account_complaint(account: bytes, sizes: Mapping[str, int]) -> str | None:
-    """Return what is wrong with the account, given the bytes of the entries of each kind.
-
-    A driver that counts again counts only its own kind, so the account may be smaller than the sum.
-    """
+    """Return what is wrong with the account; a driver that counts again counts only one of these kinds."""
     if not account:
         return None
     if len(account) != _TOTAL.size:
-        return "the account has another length than the driver gives it: it counts from a wrong number"
+        return "the account does not have the length that the driver gives it: it counts from a wrong number"
     (counted,) = _TOTAL.unpack(account)
     total = sum(sizes.values())
     if counted > total:
-        return f"the account says {counted} bytes where there are {total}: the driver drops entries too early"
+        return f"the account says {counted} bytes, but there are {total}: the driver drops entries too early"
     if counted < min(sizes.values(), default=0):
-        return f"the account says {counted} bytes where there are {total}: the cache grows beyond its limit"
+        return f"the account says {counted} bytes, but there are {total}: the cache grows beyond its limit"
     return None

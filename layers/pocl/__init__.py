@@ -1,4 +1,4 @@
-"""The layer ``pocl``: the places and switch of PoCL's kernel cache, and what shows its use.
+"""The layer ``pocl``: the places and switch of PoCL's kernel cache, and the evidence of its use.
 
 Sources: ``lib/CL/pocl_cache.c`` (places, keys), ``lib/CL/devices/devices.c`` (when the variables are read).
 """
@@ -31,21 +31,20 @@ DRIVERS = Code(
     "drivers",
     (HARMLESS,),
     "Several drivers of PoCL are registered. An entry records [its "
-    "LLVM](layers/drivers.md#several-drivers-of-one-maker); if the LLVMs are equal, the driver that built it is "
-    "unknown.",
+    "LLVM](layers/drivers.md#several-drivers-of-one-maker); if two have the same, it is unknown which built it.",
     "Nothing to do.",
     advice="nothing needs to be done",
 )
 BITCODE = "program.bc"
-#: Endings of native code; since version 7.2 PoCL links objects itself.
+#: Suffixes of native code; since version 7.2 PoCL links objects itself.
 OBJECT = ".o"
 NATIVE = (".so", OBJECT)
-# Where the answer of statx has the time of birth: seconds, then nanoseconds (linux/stat.h, linux/fcntl.h).
+# Constants of statx (linux/stat.h, linux/fcntl.h); the birth time is seconds, then nanoseconds.
 _HERE, _NO_FOLLOW, _BIRTH, _BIRTH_AT, _STATX_SIZE = -100, 0x100, 0x800, 80, 256
 
 
 def _facts(environment: Environment) -> Facts:
-    """Return versions, the name of each PoCL's library (which bears a version or a digest), and the processor."""
+    """Return versions, the name of each PoCL's library (with a version or a digest), and the processor."""
     from cachectl.layers.host import hardware
     from cachectl.layers.pocl import releases
 
@@ -63,10 +62,7 @@ def _facts(environment: Environment) -> Facts:
 
 
 def _of_entry(versions: Mapping[str, str], there: Facts) -> Facts:
-    """Keep the PoCL whose LLVM compiled an entry, which is unknown if none has it, as after an update.
-
-    A shared LLVM may have been updated too, but not to another number.
-    """
+    """Keep only the PoCL whose LLVM compiled an entry, by the major version; it is unknown if none has it."""
     compiler = f"LLVM {versions.get('llvm', '').partition('.')[0]}."
     pairs = zip(*((there.get(name) or "").split(OR) for name in _DRIVER), strict=False)
     built = [dict(zip(_DRIVER, pair, strict=True)) for pair in pairs if compiler in pair[0]]
@@ -80,8 +76,8 @@ _PORTABILITY = Portability(
     _facts,
     deciding={
         "PoCL": "PoCL's version is part of every key",
-        "processor": "the code is another processor's, which some builds of PoCL would run all the same",
-        "processor features": "the code is another processor's, which some builds of PoCL would run all the same",
+        "processor": "the code is for another processor, and some builds of PoCL would run it all the same",
+        "processor features": "the code is for another processor, and some builds of PoCL would run it all the same",
         distributions.PYOPENCL_INCLUDES: "PyOpenCL names its folder in the build options, a part of every key",
     },
     bound=distributions.PYOPENCL_INCLUDES,
@@ -92,7 +88,7 @@ _PORTABILITY = Portability(
 
 
 def _weigh(path: str) -> int | None:
-    """Return the bytes of a program's folder; with its cache off, PoCL removes the program that it has written."""
+    """Return the bytes of a program's folder, ``None`` without a program: with its cache off PoCL removes it."""
     if not os.path.exists(os.path.join(path, BITCODE)):
         return None
     try:
@@ -102,10 +98,7 @@ def _weigh(path: str) -> int | None:
 
 
 def _compilations(path: str) -> tuple[Compilation, ...]:
-    """Read the times of a program's folder, which PoCL makes when it has missed.
-
-    A kernel is compiled for each shape of its work-groups when it is first launched with it.
-    """
+    """Return the compilations in a program's folder: a kernel is compiled for each work-group shape at launch."""
     try:
         born, compiled = birth_time(path), os.stat(os.path.join(path, BITCODE)).st_mtime
         times: list[Compilation] = [] if born is None else [(None, born, compiled)]
@@ -117,9 +110,9 @@ def _compilations(path: str) -> tuple[Compilation, ...]:
 
 
 def _compiled_since(path: str, moment: float) -> tuple[tuple[str, str, float], ...]:
-    """Return the kernels that were compiled at a launch, each with the size of its work-groups, and when.
+    """Return the kernels that were compiled at a launch, each with its work-group shape and time.
 
-    A folder is named after that size, and after what else the code is for: ``16-1-1-goffs0-smallgrid``.
+    A folder is named after size, offset and grid: ``16-1-1-goffs0-smallgrid``.
     """
     with suppress(OSError):
         return tuple(
@@ -142,7 +135,7 @@ def _other_output(heard: bytes) -> bytes:
     return read_messages(heard)[0]
 
 
-#: PoCL prints what it looks up and stores, if its messages are on while it builds.
+#: PoCL prints its lookups and stores if its messages are on during a build.
 _LOOKUPS = Lookups(
     "PoCL's own messages",
     listeners=dict.fromkeys(_PLATFORMS, Path(__file__).parents[1] / "inside" / "pocl_messages.py"),
@@ -158,10 +151,7 @@ _LOOKUPS = Lookups(
 
 
 def birth_time(path: str) -> float | None:
-    """Return when a file or folder was made, in epoch seconds, which ``os.stat`` does not say on Linux.
-
-    ``None`` if the system does not keep it. Links are not followed.
-    """
+    """Return when a file or folder, not a link, was made (epoch seconds), ``None`` if the system does not record it."""
     import ctypes
     import struct
 
@@ -184,11 +174,11 @@ class PoclKernels(drivers.DriverLayer):
     about = About(
         on_network=Hazard(
             HARMLESS,
-            "every lookup goes over the network, and some builds of PoCL load what another kind of processor compiled",
+            "every lookup goes over the network, and some builds of PoCL load code compiled for another processor",
         ),
         among_ranks=Hazard(
             RISKS,
-            "PoCL before 6.0 removes a program before it replaces it, so those that build it at once may not find it",
+            "PoCL before 6.0 removes a program before it replaces it, so ranks that build it at once may miss it",
         ),
         uses={
             Use.WRITE: Hazard(FAILS, "PoCL finds no device, or builds no program"),
@@ -196,11 +186,11 @@ class PoclKernels(drivers.DriverLayer):
             Use.EXECUTE: Hazard(FAILS, "PoCL aborts when it loads a kernel"),
         },
         needs_place=True,
-        unchecked="machine code, the records of LLVM bitcode, and whether a whole program has its own key",
+        unchecked="machine code, the records of LLVM bitcode, and whether an intact program has its own key",
         reveals="paths of your home, in bitcode",
         portability=_PORTABILITY,
         lookups=_LOOKUPS,
-        # PoCL keeps the names of constants in bitcode, and in the log of a build that failed.
+        # PoCL keeps the names of constants in bitcode, and in the log of a failed build.
         finds_tags=True,
         libraries=LIBRARIES,
         platforms=_PLATFORMS,
@@ -214,11 +204,7 @@ class PoclKernels(drivers.DriverLayer):
             Rule("XDG_CACHE_HOME", "pocl"),
             Rule("HOME", ".cache/pocl", empty=TOP, source="default (HOME)"),
         ),
-        windows=(
-            Rule("POCL_CACHE_DIR", empty=NOWHERE),
-            Rule("LOCALAPPDATA", "pocl"),
-            Rule("TEMP", "pocl"),
-        ),
+        windows=(Rule("POCL_CACHE_DIR", empty=NOWHERE), Rule("LOCALAPPDATA", "pocl"), Rule("TEMP", "pocl")),
     )
     family = Family("POCL_.*CACHE.*")
     placeless = Hazard(FAILS, "is empty: PoCL finds no device; unset it")
@@ -245,7 +231,7 @@ class PoclKernels(drivers.DriverLayer):
     def roots(self) -> tuple[Root, ...]:
         """Resolve as PoCL does when its first device is opened.
 
-        ``POCL_CACHE_DIR`` is used as it stands, with the cache on or off; every other rule appends a leaf for each.
+        ``POCL_CACHE_DIR`` is used as is, with the cache on or off; every other rule appends a leaf for each.
         """
         environment, place = self.environment, self.places.place(self.environment)
         if place is None:
@@ -258,7 +244,7 @@ class PoclKernels(drivers.DriverLayer):
         return tuple(Root(path / leaf, Scope.USER, source, leaf) for leaf in ("kcache", "uncached"))
 
     def diagnose(self) -> Iterator[Finding]:
-        """Add several drivers."""
+        """Add that several drivers are registered."""
         libraries = drivers.driver_libraries(self.environment, "PoCL")
         if len(libraries) > 1:
             from cachectl.layers.pocl import releases
@@ -266,13 +252,11 @@ class PoclKernels(drivers.DriverLayer):
             read = {library: releases.read_release(library) or "unknown" for library in libraries}
             named = ", ".join(f"{library}: {release}" for library, release in read.items())
             compilers = {release.partition(" with ")[2] for release in read.values()}
-            witness = "only its LLVM says" if len(compilers) == len(read) else "nothing says of equal ones"
-            what = f"{len(libraries)} drivers of PoCL are registered ({named})"
-            message = f"{what}: {witness} which of them built an entry"
-            fix = "cachectl report --by driver"
-            yield DRIVERS.finding(self.name, first_place(self), message, fix)
+            witness = "only its LLVM shows" if len(compilers) == len(read) else "with equal LLVMs nothing shows"
+            message = f"{len(libraries)} drivers of PoCL are registered ({named}): {witness} which built an entry"
+            yield DRIVERS.finding(self.name, first_place(self), message, "cachectl report --by driver")
         yield from super().diagnose()
 
     def enable(self) -> Switch:
-        """Return the variable with a value that means on, whatever the default."""
+        """Set the variable to a value that means on, whatever the default."""
         return self.switch.read._replace(layer=self.name, set={self.switch.variable: "1"})

@@ -1,7 +1,7 @@
-"""Whether the files of a program are whole, and belong to its kernels and its machine.
+"""Checks that the files of a program are complete, and belong to its kernels and its machine.
 
-PoCL asks native code for ``_pocl_kernel_NAME_workgroup`` (``pocl_check_kernel_dlhandle_cache`` in
-``lib/CL/devices/common.c``, the same since 3.0), and bitcode for the kernels. Nothing tells a whole program under
+PoCL looks up ``_pocl_kernel_NAME_workgroup`` in native code (``pocl_check_kernel_dlhandle_cache`` in
+``lib/CL/devices/common.c``, the same since 3.0), and the kernels in bitcode. Nothing reveals an intact program under
 another key, which is a hash, or code of another program's kernel of the same name.
 """
 
@@ -18,15 +18,15 @@ from cachectl.layers.host import drivers
 from cachectl.layers.pocl import BITCODE, OBJECT
 from cachectl.layers.pocl.programs import PARALLEL, functions_in, whole_name
 
-#: The mangled name of a built-in function of OpenCL, which no library of C defines.
+#: The mangled name of a built-in function of OpenCL, which no C library defines.
 _BUILT_IN = re.compile(r"_Z\d.*")
 _OF_C = ("libc.", "libm.", "ld-")
 
 
 def judge_files(files: Mapping[str, bytes], environment: Environment) -> Iterator[Damage]:
-    """Yield what is wrong with the files of a program, or may be: PoCL checks nothing, and fails with most of it.
+    """Yield what is or may be wrong with the files of a program: PoCL checks nothing, and fails with most of it.
 
-    What native code is for, the program's own bitcode says, because machines of several kinds may share a home.
+    The program's own bitcode states the target of native code, because machines of several kinds may share a home.
     """
     program = files.get(BITCODE)
     symbols = bitcode.read_symbols(program or next((files[path] for path in files if path.endswith(PARALLEL)), b""))
@@ -41,10 +41,10 @@ def judge_files(files: Mapping[str, bytes], environment: Environment) -> Iterato
             continue
         folder, file, is_object = path.partition("/")[0], elf.read_elf(code), path.endswith(OBJECT)
         severity, effect = (HEALS, "; PoCL compiles the kernel again") if is_object else (FAILS, "")
-        # Sections may have been cut off: the dynamic linker reads none.
+        # The dynamic linker reads no sections, so they may have been cut off.
         kernels = tuple(functions_in(code if file is None else file.defined()))
         is_known = defined is None or folder in defined or whole_name(folder, defined) is not None
-        # PoCL replaces what is no object, but links one of any machine.
+        # PoCL replaces what is not an object, but links one for any machine.
         is_loaded = not is_object or file is None or file.kind == elf.OBJECT
         if is_loaded and None not in (machine, own := elf.machine_of(code)) and own != machine:
             number = int.from_bytes(code[18:20], "little")
@@ -54,11 +54,11 @@ def judge_files(files: Mapping[str, bytes], environment: Environment) -> Iterato
         elif whole_name(folder, kernels) is not None:
             strange += [] if is_known else [folder]
             for name in drivers.find_missing(code, () if file is None else file.needed(), environment):
-                yield Doubt(RISKS, f"{path}: needs {name}, which is not here")
+                yield Doubt(RISKS, f"{path}: needs {name}, which is missing here")
         elif is_known:
             yield Damage(severity, f"{path}: has no function of {folder}, but of {' '.join(kernels) or 'none'}{effect}")
         else:
-            # A folder that was renamed is not read, but both files of another program would be.
+            # A renamed folder is not read, but if both files are another program's, they are.
             yield Doubt(RISKS, f"{path}: neither it nor {BITCODE} has the kernel {folder}")
     wrong = None if program is None else bitcode.complaint(program)
     if wrong is None and strange:
@@ -68,7 +68,7 @@ def judge_files(files: Mapping[str, bytes], environment: Environment) -> Iterato
 
 
 def code_complaint(code: bytes, file: elf.Elf | None, kind: int) -> str | None:
-    """Return why code, which may have been read, cannot be loaded as an ELF file of a type."""
+    """Return why code cannot be loaded as an ELF file of a type; ``file`` is the code if it could be read."""
     if file is not None and file.kind != kind:
         return f"has the ELF type {file.kind}, not {kind}"
     symbols = file.symbols() if file is not None and kind == elf.LIBRARY else ()

@@ -4,8 +4,8 @@ Files and folders with other names are left alone. Sources: ``lib/CL/pocl_cache.
 ``lib/CL/pocl_file_util.c``, ``lib/CL/devices`` (``common.c``, ``hsa``, ``tce``: files next to native code),
 ``lib/llvmopencl/Workgroup.cc`` (symbols of work-group functions).
 
-From version 4.0 on, PoCL shortens the name of a kernel's folder to a prefix, ``.`` (on Windows a blank) and the SHA-1
-of the name in 40 letters (``pocl_hash_clipped_name``). The name cannot be computed from that, but a name found in the
+Since version 4.0 PoCL shortens the name of a kernel's folder to a prefix, ``.`` (on Windows a blank) and the SHA-1 of
+the name in 40 letters (``pocl_hash_clipped_name``). This does not give the name, but a name that is found in the
 program's files can be compared with it.
 """
 
@@ -41,13 +41,12 @@ PARALLEL = "parallel.bc"
 DRAWN = "[A-Za-z0-9]{6}"
 #: A folder name that may be shortened: no OpenCL C name contains a dot or a blank.
 SHORTENED = regex(r".+[. ][A-P]{40}", re.DOTALL)
-#: The longest names that are kept whole, in bytes: by PoCL 7.0 and newer, by 6.0, and by 4.0 and 5.0.
+#: The longest names that are not shortened, in bytes: by PoCL 7.0 and newer, by 6.0, and by 4.0 and 5.0.
 _LIMITS = (59, 64, 255)
 _HASH_AND_DOT = 41
-
 _TEMPORARY = regex(rf".*_{DRAWN}\.(?:temp|so)")
 #: Files of a work-group function: native code, and what ``POCL_LEAVE_KERNEL_COMPILER_TEMP_FILES`` and other devices
-#: add. Any other file there does not belong to PoCL.
+#: add. Other files there do not belong to PoCL.
 _FUNCTION = (
     r"[^/]+\.(?:so|so\.o|o|obj|dll|tpef|img)|parallel\.bc(?:\.brig)?|descriptor\.so\.kernel_obj\.c"
     rf"|[^/]+_{DRAWN}\.(?:temp|so)"
@@ -60,31 +59,26 @@ _PROGRAM = (
 MEMBERS = regex(f"{_PROGRAM}|{_VARIANT.pattern}|{_TEMPORARY.pattern}")
 #: Files that a folder may have without being a program.
 NO_PROGRAM = frozenset({"build.log", "last_accessed"})
-#: The symbol of a work-group function, in a table of strings; PoCL also asks for it without the first underscore.
+#: The symbol of a work-group function, in a string table; PoCL also looks it up without the first underscore.
 _WORK_GROUP = regex(rb"pocl_kernel_([^\0]+)_workgroup\0")
-
-#: The bytes of bitcode that say which LLVM wrote it: those of its first block.
+#: The bytes of bitcode that state which LLVM wrote it: its first block.
 _HEAD = 64
-#: Seconds without change after which a compile is taken to have ended.
+#: Seconds without change after which a compile is considered over.
 ENTRY_REST = 600.0
 #: The same for temporaries, which a slow compile may hold longer.
 ORPHAN_REST = 3600.0
 #: Seconds by which the clocks of files and processes may differ.
 _CLOCK_ERROR = 5.0
-
-#: Drawn characters that are no word, for folders that may contain files of others: one draw in ninety is a word, and a
-#: word is more likely somebody's own name.
+#: Drawn characters that are not a word, for folders that may contain others' files: only one draw in ninety is a word,
+#: which is more likely a name that somebody chose.
 _NO_WORD = f"(?=.*[0-9]|.+[A-Z]){DRAWN}"
-#: Begins the name of a program's folder that is built with the cache off.
+#: The beginning of the name of a program's folder that is built with the cache off.
 UNCACHED = "_UNCACHED_"
 _SUFFIX = r"\.(?:cl|preproc\.cl|so|so\.o|spirv|spv|bc|s|binary|map)"
 
 
 def _temporaries(drawn: str) -> tuple[trees.Shape, ...]:
-    """Return the shapes of temporaries with these random characters in their names.
-
-    The last one, for those of a compile, is safe only in a folder with PoCL's name.
-    """
+    """Return the shapes of temporaries with such random characters; the last is safe only in PoCL's own folder."""
     leaked, uncached, compiling = map(regex, (f"tempfile_{drawn}", f"{UNCACHED}{drawn}", f"tempfile_{drawn}{_SUFFIX}"))
     built = trees.Shape(
         (uncached,), folders=True, members=MEMBERS, because="a program built with the cache off", private=True
@@ -96,16 +90,16 @@ def _temporaries(drawn: str) -> tuple[trees.Shape, ...]:
     )
 
 
-#: Headers handed to a compile may have any name, so they are recognised only in a folder that belongs to PoCL only.
+#: The headers of a compile may have any name, so they are recognised only in a folder that only PoCL uses.
 _HEADERS = trees.Shape((regex(f"tempdir_{DRAWN}"),), folders=True, because="a compile's temporary folder", private=True)
 LEVELS = (regex("[A-P]{2}"), regex("[A-P]{37}"))
-#: A purge while PoCL runs leaves these: PoCL makes one if it is missing, then a program's folder in it, and the
-#: build fails if it vanishes between the two (``pocl_mkdir_p`` in ``lib/CL/pocl_file_util.c``).
+#: A purge keeps these while PoCL runs: PoCL makes one if it is missing, then a program's folder in it, and the build
+#: fails if it vanishes in between (``pocl_mkdir_p`` in ``lib/CL/pocl_file_util.c``).
 _EMPTY = trees.Shape((LEVELS[0],), folders=True, because="an empty folder of programs", sizes=(0,))
 _ENTRY = trees.Shape(LEVELS, folders=True, members=MEMBERS, first=(pocl.BITCODE, "program.spv"))
-#: Names of which PoCL has made none yet, where it would make them: longer or shorter hashes, divided otherwise.
+#: Names that no release of PoCL has made: longer or shorter hashes, or divided differently.
 _LIKE = (trees.resembling("[A-P]{1,6}", "[A-P]{16,}"), trees.resembling("[A-P]{32,}"))
-#: What is in three kinds of root: any folder, one whose name contains ``pocl``, and one that only PoCL uses.
+#: The shapes in three kinds of root: any folder, one whose name contains ``pocl``, and one that only PoCL uses.
 NAMED = (_ENTRY, *_temporaries(_NO_WORD)[:2], *_LIKE)
 _BEARING = (_EMPTY._replace(private=True), _ENTRY, *_temporaries(_NO_WORD), *_LIKE)
 _OWN = (_EMPTY, _ENTRY, *_temporaries(DRAWN), _HEADERS, *_LIKE)
@@ -120,7 +114,7 @@ class Programs(files.Files):
     unread = Damage(FAILS, "")
 
     def shapes_of(self, root: Root) -> tuple[trees.Shape, ...]:
-        """Return the shapes in a root: the less certain it is that only PoCL uses it, the fewer temporaries."""
+        """Return the shapes in a root: fewer temporaries the less certain it is that only PoCL uses it."""
         if root.path.name == root.role:
             return _OWN
         return _BEARING if "pocl" in root.path.name.lower() else NAMED
@@ -151,7 +145,7 @@ class Programs(files.Files):
 
         compiler = bitcode.producer(leaf.head or content(pocl.BITCODE, _HEAD) or b"")
         names = kernel_names(leaf.members, content)
-        # A kernel has a folder once it was launched.
+        # A kernel has a folder after its first launch.
         kernels = sorted(name for name in names.values() if name is not None)
         detail = {names[folder] or folder: " ".join(found) for folder, found in variants(leaf.members).items()}
         details = entry.details._replace(
@@ -164,15 +158,15 @@ class Programs(files.Files):
             yield unreadable(tree.root / entry.key / path, error)
 
     def leaves(self, root: Root) -> Iterator[trees.Leaf | Problem]:
-        """Read the beginning of programs that are older than the last PoCL that has gone from here."""
+        """Read the beginning of programs that are older than the last removal of a PoCL from here."""
         before = releases.note_here(self.environment).last_gone(releases.PRODUCT)
         return self.tree_of(root).scan(head=_HEAD, before=before)
 
     def _judged(self, entry: Entry, compiler: str) -> Entry:
-        """Return an entry as stale if the record shows that its PoCL has gone, and no other here has its LLVM.
+        """Return an entry, stale if the record shows that its PoCL was removed, and no other here has its LLVM.
 
         PoCL hashes its version and LLVM's into every key. A shared LLVM may have been updated without PoCL, so an entry
-        of the same first number may be hit.
+        of the same major version may be hit.
         """
         version, by = compiler.removeprefix("LLVM"), compiler.replace("LLVM", "LLVM ")
         if not releases.note_all(self.environment):
@@ -187,14 +181,14 @@ class Programs(files.Files):
         return entry._replace(stale=stale, because=because)
 
     def is_carried(self, path: str) -> bool:
-        """Leave temporaries and logs behind. A finished kernel may have a name that ends like a temporary's."""
+        """Exclude temporaries and logs. The name of a finished kernel may end like that of a temporary."""
         variant = _VARIANT.fullmatch(path)
         if variant is not None and variant["file"] == f"{variant['kernel']}.so":
             return True
         return not _TEMPORARY.fullmatch(path) and path != "build.log"
 
     def is_checked(self, path: str) -> bool:
-        """Return whether a file is bitcode, or native code of a work-group function; a leaked temporary is neither."""
+        """Return whether a file is bitcode, or native code of a work-group function; a temporary is neither."""
         return path.endswith((pocl.BITCODE, PARALLEL)) or (
             path.endswith(pocl.NATIVE) and _VARIANT.fullmatch(path) is not None and self.is_carried(path)
         )
@@ -205,13 +199,13 @@ class Programs(files.Files):
         return {"kernels": " ".join(sorted(name or folder for folder, name in names.items()))}
 
     def damages(self, key: str, files: Mapping[str, bytes]) -> Iterator[Damage]:
-        """Yield damaged files, and those of other programs and machines."""
+        """Yield damaged files, and those of other programs or machines."""
         from cachectl.layers.pocl.identity import judge_files
 
         return judge_files({path: files[path] for path in filter(self.is_checked, files)}, self.environment)
 
     def require_whole(self, key: str, files: Mapping[str, bytes], path: Path | str) -> None:
-        """Check that each file is whole; whether all are of one entry is checked before a put."""
+        """Check that each file is complete; whether they belong together is checked before a put."""
         for file in filter(self.is_checked, files):
             wrong = bitcode.complaint(files[file]) if file.endswith(".bc") else elf.linking_complaint(files[file], None)
             if wrong is not None:
@@ -227,17 +221,17 @@ class Programs(files.Files):
                 raise Busy(self.name, f"is not replaced while PoCL is in use by {named}", key)
 
     def may_be_written(self, orphan: Entry) -> bool:
-        """Judge by the names in a folder that only PoCL uses, which include those of all others."""
+        """Judge by the shapes in a folder that only PoCL uses, which include all others."""
         is_settled = any(shape.accepts(orphan.key) and not shape.idle_only for shape in _OWN)
         return not is_settled and super().may_be_written(orphan)
 
     def in_use(self, targets: Iterable[Entry]) -> Iterator[tuple[Entry, str | None]]:
         """Skip entries that a running compile may use, and programs that a running process may hold.
 
-        A process whose file vanishes fails or, before PoCL 7, aborts. A process reads the binary of a program from the
-        entry when it first needs it; PoCL 3 crashes in a build from a binary without bitcode. Each build updates
+        A process whose file vanishes fails or, before PoCL 7, aborts. It reads the binary of a program from the entry
+        when it first needs it; PoCL 3 crashes in a build from a binary without bitcode. Each build updates
         ``last_accessed``, so a process cannot hold an entry that was last changed before the process started. Nothing
-        is in use where no process of this user has loaded PoCL, or all of them use other roots.
+        is in use if no process of this user has loaded PoCL, or all of them use other roots.
         """
         folder = self.environment.processes
         users_at = lru_cache(maxsize=None)(self._users_of)
@@ -255,27 +249,29 @@ class Programs(files.Files):
             holders = tuple(pid for pid, seconds in running if seconds is None or age <= seconds + _CLOCK_ERROR)
             because = None
             if LEVELS[0].fullmatch(target.key):
-                # A program may be about to make a folder in it, whatever its age.
+                # At any age of the folder a program may be about to make another in it.
                 because = f"PoCL is in use by {named(users)}, which may be about to build in it"
             elif age <= rest:
                 because = f"changed {max(0, age):.0f} s ago, and PoCL is in use by {named(users)}"
             elif holders and (not target.is_orphan or target.key.startswith(UNCACHED)):
                 # Nothing shows which of these processes built it.
-                because = f"may be held by {named(holders)}, which ran when it was last used; purge again after its end"
+                because = (
+                    f"may be held by {named(holders)}, which ran when it was last used; purge again when that has ended"
+                )
             yield target, because
 
     def changing(self, root: Root) -> AbstractContextManager[trees.Tidy]:
-        """Let empty folders go only while no process can use the root."""
+        """Allow empty folders to be removed only while no process can use the root."""
         return nullcontext(lambda: self._users_of(root.path) == ())
 
     def _users_of(self, root: Path) -> tuple[int, ...] | None:
-        """Return the processes that may use a root; ``None`` if they are unknown, as those of other machines are."""
+        """Return the processes that may use a root; ``None`` if they are unknown, such as those of other machines."""
         users = users_of(root, self.environment)
         is_shared = users == () and processes.network_file_system(self.environment, root) is not None
         return None if is_shared else users
 
     def tagged_text(self, tree: trees.Tree, entry: Entry) -> bytes | None:
-        """Return bitcode and log; of the source of a build that failed in the preprocessor, the name.
+        """Return bitcode and log; for the leftover source of a build that failed in the preprocessor, its name.
 
         A kernel launched in a new work-group shape after its program was removed leaves a folder without bitcode.
         """
@@ -285,7 +281,7 @@ class Programs(files.Files):
 
 
 def _may_have(paths: Iterable[str], selection: Selection) -> bool:
-    """Return whether a program may have a selected kernel, by its folders' names, some of which are shortened."""
+    """Return whether a program may have a selected kernel, by the names of its folders, which may be shortened."""
     pattern = selection.kernel_pattern
     if pattern is None:
         return True
@@ -305,7 +301,7 @@ def variants(paths: Iterable[str]) -> dict[str, list[str]]:
 def kernel_names(paths: Iterable[str], content: Callable[[str], bytes | None]) -> dict[str, str | None]:
     """Map the kernel folders of a program to the kernels' names, ``None`` where its files do not contain the name.
 
-    Native files contain whole names, and so does the bitcode, which takes longer to read.
+    Native files contain full names, and so does the bitcode, which takes longer to read.
     """
     names: dict[str, str | None] = {}
     natives: dict[str, list[str]] = {}
@@ -324,7 +320,7 @@ def kernel_names(paths: Iterable[str], content: Callable[[str], bytes | None]) -
 
 
 def functions_in(strings: bytes | None) -> Iterator[str]:
-    """Yield the kernels whose work-group functions are named in some bytes."""
+    """Yield the kernels whose work-group functions some bytes name."""
     return (match[1].decode(errors="replace") for match in _WORK_GROUP.finditer(strings or b""))
 
 
@@ -337,7 +333,7 @@ def whole_name(folder: str, candidates: Iterable[str]) -> str | None:
 # Kernels are few, and programs many.
 @lru_cache(maxsize=1000)
 def _folder_names(name: bytes) -> frozenset[bytes]:
-    """Return the folder names that versions of PoCL give a kernel, on Windows and elsewhere."""
+    """Return the folder names that versions of PoCL give a kernel, on any platform."""
     import hashlib
 
     limits = [limit for limit in _LIMITS if len(name) > limit]
@@ -349,9 +345,6 @@ def _folder_names(name: bytes) -> frozenset[bytes]:
     return frozenset((name, *(prefix + dot + letters for prefix in prefixes for dot in (b".", b" "))))
 
 
-# ---------------------------------------------------------------------- running programs
-
-
 def users_of(root: Path, environment: Environment) -> tuple[int, ...] | None:
     """Return the ids of processes with PoCL loaded whose root this is, or may be; ``None`` if they are unknown."""
     users = processes.using(pocl.LIBRARIES, processes=environment.processes)
@@ -359,10 +352,10 @@ def users_of(root: Path, environment: Environment) -> tuple[int, ...] | None:
 
 
 def _may_use(number: int, root: Path, environment: Environment) -> bool:
-    """Return whether a program's root is this one, by its first variables or its mapped files, or is unknown.
+    """Return whether a process uses a root, by its initial variables or its mapped files, or may do so.
 
-    It is unknown for this very process, whose variables change, and where the variables name no absolute folder: the
-    folder in which a program was started is unknown.
+    It may if it is this very process, whose variables change, or if its variables name no absolute folder, because the
+    directory in which a program started is unknown.
     """
     folder = environment.processes
     variables = processes.first_variables(number, processes=folder)

@@ -1,4 +1,4 @@
-"""The layers of PyOpenCL: ``pyopencl`` for its program binaries, ``pyopencl-invoker`` for dictionaries of its wrappers.
+"""The layers of PyOpenCL: ``pyopencl`` for program binaries, ``pyopencl-invoker`` for dictionaries of its wrappers.
 
 Sources: ``pyopencl/cache.py`` (places, locks), ``pyopencl/__init__.py`` (when the cache is bypassed),
 ``pyopencl/invoker.py``, ``pyopencl/scan.py`` (dictionaries).
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from cachectl.layers.pyopencl.programs import ProgramFolders
 
 _VARIABLES = ("PYOPENCL_NO_CACHE",)
-#: Methods that remember the kernels they have compiled, with module and class.
+#: Methods that memoize compiled kernels, with module and class.
 _MEMOS = (
     ("elementwise", "ElementwiseKernel", "get_kernel"),
     ("clrandom", "Random123GeneratorBase", "get_gen_kernel"),
@@ -37,20 +37,17 @@ _MEMOS = (
     ("bitonic_sort", "BitonicSort", "get_program"),
     ("bitonic_sort", "BitonicSort", "sort_b_prepare_wl"),
 )
-#: The first release that stores no invokers while it is switched off.
+#: The first release that stores no invokers while its cache is off.
 _STORES_NOTHING_SINCE = (2024, 2)
-#: Platforms whose drivers cache source builds, so that PyOpenCL leaves its own cache alone
+#: Platforms whose drivers cache source builds, so that PyOpenCL bypasses its own cache
 #: (``pyopencl/characterize/__init__.py``, ``has_src_build_cache``).
 _BYPASSED_ON = frozenset({"PoCL", "NVIDIA"})
-#: The first release that does: 2024.2.2 still keeps the programs of every driver.
+#: The first release that does so: 2024.2.2 still keeps the programs of every driver.
 _BYPASSES_SINCE = (2024, 2, 3)
 
 
 def bypassed_on(environment: Environment) -> frozenset[str]:
-    """Return the makers of the drivers whose programs PyOpenCL does not keep, by its release here.
-
-    Where an environment's own Python has no PyOpenCL, another known one may.
-    """
+    """Return the makers of drivers whose programs PyOpenCL does not keep, by its release here or in known Pythons."""
     versions = [environment.installed("pyopencl")]
     if versions == [None]:
         from cachectl.layers.host.pythons import pythons_of
@@ -61,10 +58,7 @@ def bypassed_on(environment: Environment) -> frozenset[str]:
 
 
 def _facts(environment: Environment) -> Facts:
-    """Return versions, the include folder, and the names of the OpenCL drivers.
-
-    The names say nothing if several drivers that PyOpenCL keeps binaries of have one name.
-    """
+    """Return versions, include folder, and names of drivers, unless several whose binaries are kept share one."""
     packages = {name: environment.installed(name) for name in ("pyopencl", "pytools")}
     names = sorted(drivers.opencl_drivers(environment))
     kept = [name for name in names if name not in bypassed_on(environment)]
@@ -77,29 +71,27 @@ def _facts(environment: Environment) -> Facts:
     }
 
 
-#: PyOpenCL's keys hash the source, the options and the devices; their folder bears the version of Python.
+#: PyOpenCL's keys hash the source, the options and the devices; their folder's name has the version of Python.
 _PORTABILITY = Portability(
     _facts,
     deciding={
-        "python": "PyOpenCL's folder bears the version of Python",
+        "python": "PyOpenCL's folder has the version of Python in its name",
         distributions.PYOPENCL_INCLUDES: "PyOpenCL names its folder in the build options, which its keys are made from",
     },
     bound=distributions.PYOPENCL_INCLUDES,
     needed=("OpenCL drivers",),
 )
-
-
 PATHS = Code(
     "paths",
     (HARMLESS,),
-    "PyOpenCL lies at several paths, and adds its own to each build: entries of one cannot hit in another.",
+    "PyOpenCL is at several paths, and adds its own to each build: entries of one cannot hit in another.",
     "`cachectl run --portable -- COMMAND`.",
     advice="the command is the user's",
 )
 
 
 class PyOpenCLBinaries(pytools.UserCacheLayer):
-    """Programs that PyOpenCL has built from source, with the binaries that the driver returned."""
+    """Programs that PyOpenCL built from source, with the binaries that the driver returned."""
 
     if TYPE_CHECKING:
         store: ProgramFolders
@@ -109,25 +101,24 @@ class PyOpenCLBinaries(pytools.UserCacheLayer):
     about = About(
         on_network=Hazard(
             RISKS,
-            "its one lock is a file, which a program killed on any node leaves behind; then every build waits a minute "
+            "its lock is a file, which a program killed on any node leaves behind; then every build waits a minute "
             "and fails",
         ),
         among_ranks=Hazard(
             RISKS,
-            "one lock file serves them all, and if one of them is killed while it holds it, the builds of the others "
-            "fail",
+            "they share one lock file: if a rank is killed while it holds it, the builds of the others fail",
         ),
         uses=dict.fromkeys(
             (Use.WRITE, Use.CHANGE),
             Hazard(FAILS, "every build by PyOpenCL fails, after a minute where its lock cannot be made"),
         ),
-        unchecked="machine code, the records of LLVM bitcode, whether a whole program has its own key, and binaries "
+        unchecked="machine code, the records of LLVM bitcode, whether an intact program has its own key, and binaries "
         "whose format only their driver knows",
         reveals="source text of your kernels, paths of included headers",
         # PyOpenCL adds a random constant to each build, so the cache of these drivers never answers (``cache.py``).
         ahead_of=("mesa", "neo", "comgr"),
         portability=_PORTABILITY,
-        # PyOpenCL's own cache is watched by its functions, and every build by the methods of its programs.
+        # Functions of PyOpenCL's own cache are watched, and the methods of programs for every build.
         lookups=Lookups(
             "PyOpenCL",
             watchers=dict.fromkeys(("pyopencl.cache", "pyopencl"), Path(__file__).parents[1] / "inside" / "builds.py"),
@@ -141,7 +132,7 @@ class PyOpenCLBinaries(pytools.UserCacheLayer):
         finds_tags=True,
         codes=(PATHS,),
     )
-    # A context's own ``cache_dir`` cannot be known.
+    # The ``cache_dir`` of a build is unknown here.
     library = application = "pyopencl"
     variables = _VARIABLES
 
@@ -152,7 +143,7 @@ class PyOpenCLBinaries(pytools.UserCacheLayer):
         return ProgramFolders()
 
     def state(self) -> State:
-        """Read the variable, then the drivers: PyOpenCL does not use this cache on PoCL and NVIDIA."""
+        """Read the variable, then the drivers: PyOpenCL does not use this cache with PoCL and NVIDIA."""
         if (off := self.off_state()) is not None:
             return off
         if self.environment.installed("pyopencl") is None and not self.roots()[0].exists:
@@ -170,7 +161,7 @@ class PyOpenCLBinaries(pytools.UserCacheLayer):
         return State(ENABLED, reason, tuple(files))
 
     def diagnose(self) -> Iterator[Finding]:
-        """Yield problems with variables, and that several known Pythons have a PyOpenCL."""
+        """Yield problems with variables, and several known Pythons with a PyOpenCL of their own."""
         from cachectl.layers.host.pythons import pythons_of
 
         yield from super().diagnose()
@@ -195,30 +186,29 @@ class PyOpenCLInvoker(pytools.PytoolsDictionaries):
     name = "pyopencl-invoker"
     title = "PyOpenCL kernel invokers"
     about = pytools.PytoolsDictionaries.about._replace(
-        reveals="source text of your kernels",
-        lookups=pytools.LOOKUPS._replace(opened=("/pdict-v5-pyopencl-",)),
+        reveals="source text of your kernels", lookups=pytools.LOOKUPS._replace(opened=("/pdict-v5-pyopencl-",))
     )
     library = "pyopencl"
     variables = _VARIABLES
     opened_by = ("pyopencl.invoker", "pyopencl.scan")
 
     def disable(self) -> Switch:
-        """Return PyOpenCL's one switch; until 2024.1 it stores invokers all the same, which patches prevent here."""
+        """Return PyOpenCL's switch; patches keep releases up to 2024.1 from storing invokers all the same."""
         release = release_of(self.environment.installed("pyopencl"))
         stores_nothing = release is None or release >= _STORES_NOTHING_SINCE
         patches = () if stores_nothing else super().disable().patches
         return _no_cache_switch(self.name, on=False)._replace(patches=patches)
 
     def enable(self) -> Switch:
-        """Return PyOpenCL's one switch."""
+        """Return PyOpenCL's switch."""
         return _no_cache_switch(self.name, on=True)
 
 
 def _no_cache_switch(layer: str, *, on: bool) -> Switch:
-    """Return the one switch that PyOpenCL has for its invokers and its binaries.
+    """Return PyOpenCL's switch, the same for invokers and binaries.
 
-    ``pyopencl.invoker`` makes its dictionary only if the flag is off at import, and uses it whenever the flag is off.
-    So the modules are loaded again.
+    ``pyopencl.invoker`` makes its dictionary only if the flag is off at import, but uses it whenever the flag is off.
+    So the modules are reloaded.
     """
     return Switch(
         layer,

@@ -26,7 +26,7 @@ from cachectl.layers.stores import files
 from cachectl.layers.stores import tree_read as trees
 
 _BASE = regex(r"pyopencl-compiler-cache-v[12]-(?:uid\w+-)?py(?P<python>[\w.]+)")
-#: Folders of other versions, and other names than those of programs in any of them.
+#: Folders of other versions, and names in any folder that are not those of programs.
 _LIKE = (
     trees.resembling(r"pyopencl-compiler-cache-.+"),
     trees.resembling(_BASE, r"[0-9a-f]{8,}[\w.-]*"),
@@ -34,7 +34,7 @@ _LIKE = (
 )
 _MEMBERS = regex("source\\.cl|binary|info")
 _LOCK = "lock"
-#: The constant that PyOpenCL adds to the source of each build, and drivers keep.
+#: The constant that PyOpenCL adds to the source of each build, and that drivers keep.
 _TAG = regex(rb"pyopencl_defeat_cache_[0-9a-f]{32}")
 #: The largest header that is read, in bytes.
 _HEADER = 1 << 26
@@ -43,7 +43,7 @@ _HEADER = 1 << 26
 class ProgramFolders(files.Files):
     """A folder for each program, below a folder for each Python, which PyOpenCL locks with one lock file."""
 
-    # Without info PyOpenCL takes an entry for a miss; without binary alone it fails.
+    # Without info an entry is a miss to PyOpenCL; with info but no binary it fails.
     shapes = (trees.Shape((_BASE, regex("[0-9a-f]{32}")), folders=True, members=_MEMBERS, first=("info",)), *_LIKE)
     forms = ("pyopencl-binary/2",)
     beside = frozenset()
@@ -60,7 +60,7 @@ class ProgramFolders(files.Files):
             status = leaf.members.get(half)
             if status is None or not status.st_size:
                 yield Problem(path, "half", f"{half} is {'missing' if status is None else 'empty'}")
-        # The key has only the version of Python.
+        # The key has no version but that of Python.
         python, source = _python_of(key), None
         stale = dictionaries.staleness(self.environment, "built under", dictionaries.Needs(python))
         try:
@@ -77,7 +77,7 @@ class ProgramFolders(files.Files):
         yield leaf.entry._replace(details=about, stale=is_stale, because=because)
 
     def kind_of(self, root: Root, path: str) -> str:
-        """Compare with the name of the folders of each Python."""
+        """Compare with the names of the folders of each Python."""
         if trees.entry_shape(self.shapes, path) is not None:
             return ENTRY
         return OWN if _BASE.fullmatch(path.partition("/")[0]) else FOREIGN
@@ -105,13 +105,13 @@ class ProgramFolders(files.Files):
             yield Damage(FAILS, f"info: {complaint}")
 
     def guarded(self, root: Root, keys: Iterable[str]) -> Iterator[tuple[str, trees.Guard, list[str]]]:
-        """Yield the programs of each Python, and its lock."""
+        """Yield the programs of each Python, with its lock."""
         for base, own in groupby(sorted(keys), lambda key: key.partition("/")[0]):
             yield base, partial(self._locked, root, base) if _BASE.fullmatch(base) else nullcontext, list(own)
 
     @contextmanager
     def _locked(self, root: Root, base: str, handle: int) -> Iterator[None]:
-        """Hold PyOpenCL's lock in a folder of the open root, and first remove one without a holder."""
+        """Hold PyOpenCL's lock in a folder of the open root, after removing an abandoned one."""
         lock = root.path / base / _LOCK
         with (
             handles.opened(base, handle) as inside,
@@ -130,10 +130,10 @@ def _python_of(key: str) -> str:
 
 
 def change_of_headers(info: bytes) -> str | None:
-    """Return how a header that an entry includes differs here; ``None`` where none does.
+    """Return how a header that an entry includes differs here, or ``None``.
 
-    PyOpenCL rebuilds the entry where it finds the header so, but a container, or another machine with the same home,
-    may have the header as it was. As ``check_dependencies`` does, it compares times, then md5 of the text.
+    PyOpenCL rebuilds the entry if it finds that, but a container, or another machine with the same home, may have the
+    old header. Like ``check_dependencies`` this compares times, then md5 of the text.
     """
     import hashlib
 

@@ -1,7 +1,7 @@
 """The layers of pytools' persistent dictionaries: ``loopy``, and ``pytools`` for those of sumpy, pytato and user code.
 
-:class:`PytoolsDictionaries` is also the base of ``pyopencl-invoker``. A dictionary belongs to one of the three by the
-beginning of its identifier.
+:class:`PytoolsDictionaries` is also the base of ``pyopencl-invoker``. The beginning of a dictionary's identifier
+decides to which of the three it belongs.
 
 Sources: ``pytools/persistent_dict.py``, ``loopy/__init__.py`` (switches), ``loopy/tools.py`` (loopy's dictionaries).
 """
@@ -19,7 +19,7 @@ from cachectl.layers.base.environment import Environment, is_common_cache_home, 
 from cachectl.layers.core.declarations import EnvSwitch, Family, Places
 from cachectl.layers.core.finding import FAILS, HARMLESS, RECOMPILES, RISKS, Code, Finding, Hazard
 from cachectl.layers.core.layer import Layer, faults_of, misread
-from cachectl.layers.core.parts import About, Event, Facts, Lookups, Outlook, Portability
+from cachectl.layers.core.parts import About, Facts, Lookups, Outlook, Portability
 from cachectl.layers.core.root import ABSENT, DISABLED, ENABLED, UNKNOWN, Root, Scope, State
 from cachectl.layers.core.store import Store
 from cachectl.layers.core.switch import NEXT_IMPORT, NOW, Switch
@@ -33,30 +33,27 @@ if TYPE_CHECKING:
 _PREFIXES = {"loopy-": "loopy", "pyopencl-": "pyopencl-invoker"}
 _INSIDE = Path(__file__).parents[1] / "inside"
 _LOOPY_FLAG = ("loopy", "CACHING_ENABLED")
-#: Loopy's executors remember what they have compiled.
-_EXECUTORS = (
-    ("loopy.target.pyopencl_execution", "PyOpenCLExecutor"),
-    ("loopy.target.c.c_execution", "CExecutor"),
-)
+#: Loopy's executors memoize what they compiled.
+_EXECUTORS = (("loopy.target.pyopencl_execution", "PyOpenCLExecutor"), ("loopy.target.c.c_execution", "CExecutor"))
 #: The packages whose versions are in the names of loopy's dictionaries (``loopy/version.py``, DATA_MODEL_VERSION).
 _NAMED = ("loopy", "islpy", "cgen")
 EDITABLE = Code(
     "editable",
     (RISKS,),
     "A package is installed as editable, and was changed after the entries were stored. Its version, by which loopy "
-    "names its dictionaries, is the same: programs get what the old sources made.",
+    "names its dictionaries, is the same, so programs get what the old sources made.",
     "`cachectl purge loopy` after each change.",
 )
-#: The first releases that read the value of their variables.
+#: The first releases that read the values of their variables.
 _BOOLEAN_SINCE = {"loopy": (2025, 1), "pyopencl": (2024, 2)}
-#: Sumpy asks only whether its variables are set.
+#: Sumpy checks only whether its variables are set.
 _SETTINGS = tuple(
     EnvSwitch(
         variable,
         "y|yes|t|true|on|1",
         "(?!)",
         RECOMPILES,
-        "switches sumpy's dictionaries off all the same: sumpy asks only whether it is set",
+        "switches sumpy's dictionaries off all the same: sumpy checks only whether it is set",
         what="sumpy's dictionaries",
     )
     for variable in ("SUMPY_NO_CACHE", "CG_NO_CACHE")
@@ -64,18 +61,18 @@ _SETTINGS = tuple(
 
 
 def layer_of(identifier: str) -> str:
-    """Return the name of the layer to which the dictionaries of an identifier belong."""
+    """Return the name of the layer that has the dictionaries of an identifier."""
     return next((name for prefix, name in _PREFIXES.items() if identifier.startswith(prefix)), "pytools")
 
 
 def _facts(environment: Environment) -> Facts:
-    """Return the versions of Python and of the packages that dictionaries are named by."""
+    """Return the versions of Python and of the packages that are in the names of dictionaries."""
     packages = ("loopy", "islpy", "cgen", "pytools", "pyopencl", "numpy")
     return {"python": environment.python, **{name: environment.installed(name) for name in packages}}
 
 
 def _outlook(versions: Mapping[str, str], there: Facts, environment: Environment) -> Outlook | None:
-    """Judge a row by the versions in its dictionary's name, as ``ls`` decides which rows are stale."""
+    """Judge a row by the versions in its dictionary's name."""
     from cachectl.layers.formats import pdict
 
     del there
@@ -88,12 +85,11 @@ def _outlook(versions: Mapping[str, str], there: Facts, environment: Environment
     return None
 
 
-def _owns(event: Event, layer: str) -> bool:
-    """Return whether the dictionary of an event is the layer's."""
-    return event["layer"] == "pytools" and layer_of(str(event.get("dictionary") or "")) == layer
+def _owns(noted: str, dictionary: str, layer: str) -> bool:
+    return noted == "pytools" and layer_of(dictionary) == layer
 
 
-#: Dictionaries are watched by the methods of pytools; the identifier says to which layer each belongs.
+#: Methods of pytools' dictionaries are watched; the identifier decides to which layer each belongs.
 _WATCHERS = {"pytools.persistent_dict": _INSIDE / "dictionaries.py"}
 LOOKUPS = Lookups(
     "pytools",
@@ -104,14 +100,14 @@ LOOKUPS = Lookups(
     owns=_owns,
     saves=(),
 )
-#: The stages of loopy are timed, too.
+#: The stages of loopy are timed too.
 _STAGES = dict.fromkeys(
     ("loopy", "loopy.target.pyopencl_execution", "loopy.target.c.c_execution"), _INSIDE / "loopy_stages.py"
 )
 
 
 class UserCacheLayer(Layer):
-    """A layer of a Python library in the user's cache folder, whose variables switch it off when it is imported."""
+    """A layer of a Python library in the user's cache folder, whose off switches are variables read at import."""
 
     #: The distribution, and the application by which platformdirs names the folder.
     library: ClassVar[str]
@@ -122,17 +118,13 @@ class UserCacheLayer(Layer):
         "LOOPY_NO_CACHE CG_NO_CACHE SUMPY_NO_CACHE SUMPY_NO_CACHE_KERNELS LOOPY_ABORT_ON_CACHE_MISS PYOPENCL_NO_CACHE "
         "PYOPENCL_CACHE_FAILURE_FATAL",
     )
-    #: Variables that are read with ``pytools.strtobool``.
+    #: The variables, which are read with ``pytools.strtobool``.
     variables: ClassVar[tuple[str, ...]] = ()
     #: Modules that open the layer's dictionaries when they are imported.
     opened_by: ClassVar[tuple[str, ...]] = ()
 
     def roots(self) -> tuple[Root, ...]:
-        """Return the places in the user's cache folder, that of the environment's own Python first.
-
-        There are several only if releases of platformdirs disagree about the environment, and known Pythons differ in
-        it.
-        """
+        """Return the places, that of this Python first; others if known Pythons' releases of platformdirs disagree."""
         environment, application = self.environment, self.application
         path, source = user_cache_folder(environment, application)
         roots = {path: Root(path, Scope.USER, source)}
@@ -146,7 +138,7 @@ class UserCacheLayer(Layer):
         return tuple(roots.values())
 
     def switched_off(self) -> Iterator[tuple[str | None, Finding]]:
-        """Yield the releases of the library for which the variables switch the layer off, and how."""
+        """Yield each release of the library for which a variable switches the layer off, with the finding."""
         is_set = any(self.environment.get(variable) is not None for variable in self.variables)
         for version in self._releases() if is_set else ():
             fine, severity = "n|no|f|false|off|0", FAILS
@@ -154,7 +146,7 @@ class UserCacheLayer(Layer):
             if self._asks_only(version):
                 fine, severity = "(?!)", RECOMPILES
                 outcome = (
-                    f"switches {self.title} off all the same: {self.library} {version} asks only whether it is set"
+                    f"switches {self.title} off all the same: {self.library} {version} checks only whether it is set"
                 )
             for variable in self.variables:
                 switch = EnvSwitch(variable, "y|yes|t|true|on|1", fine, severity, outcome)
@@ -164,7 +156,7 @@ class UserCacheLayer(Layer):
         return (release_of(version) or (9999,)) < _BOOLEAN_SINCE.get(self.library, ())
 
     def _releases(self) -> tuple[str | None, ...]:
-        """Return one of those releases, which known Pythons have, that read the variables alike; that of this first."""
+        """Return, of releases in known Pythons that read the variables alike, one each; that of this Python first."""
         from cachectl.layers.host.pythons import pythons_of
 
         releases = (python.installed(self.library) for python in pythons_of(self.environment))
@@ -172,7 +164,7 @@ class UserCacheLayer(Layer):
         return tuple(reversed(alike.values())) or (None,)
 
     def off_state(self) -> State | None:
-        """Return that the variables switch the layer off; unknown if some known Pythons take them otherwise."""
+        """Return that the variables switch the layer off; unknown if they do so only for some known Pythons."""
         if all(self.environment.get(variable) is None for variable in self.variables):
             return None
         if not (off := dict(self.switched_off())):
@@ -182,19 +174,19 @@ class UserCacheLayer(Layer):
         return State(UNKNOWN, f"{message}; not for {others}") if others else State(DISABLED, message)
 
     def relocate(self, folder: Path) -> Switch:
-        """Return the variable that moves the user cache folder; open dictionaries stay where they are."""
+        """Return the variable that moves the user cache folder; open dictionaries stay in place."""
         variable = "WIN_PD_OVERRIDE_LOCAL_APPDATA" if self.environment.platform == "win32" else "XDG_CACHE_HOME"
         moved = {variable: str(folder / "xdg")}
         return Switch(self.name, moved, read_at_import=self.opened_by, takes_effect=NEXT_IMPORT)
 
     def diagnose(self) -> Iterator[Finding]:
-        """Yield problems with the variables, and an ``XDG_CACHE_HOME`` that is ignored, or resolved anywhere."""
+        """Yield problems with the variables, and a relative ``XDG_CACHE_HOME``."""
         yield from dict.fromkeys(finding for _, finding in self.switched_off())
         value = self.environment.get("XDG_CACHE_HOME")
         if self.environment.platform == "linux" and value and not Path(value).is_absolute():
             outcome = "is not absolute: pytools and PyOpenCL ignore it, and use ~/.cache"
             if self.environment.follows_relative_cache_home:
-                outcome = "is not absolute: pytools and PyOpenCL make a cache in every folder that a program starts in"
+                outcome = "is not absolute: pytools and PyOpenCL make a cache in every folder in which a program starts"
             yield misread(self, "XDG_CACHE_HOME", HARMLESS, outcome)
 
 
@@ -209,16 +201,16 @@ class PytoolsDictionaries(UserCacheLayer):
     about = About(
         on_network=Hazard(
             RISKS,
-            "the locks of sqlite may not hold there, so programs of several nodes may stall, or damage a dictionary",
+            "the locks of sqlite may not work there, so programs on several nodes may stall, or damage a dictionary",
         ),
-        among_ranks=Hazard(HARMLESS, "sqlite lets one of them write at a time, and the others wait"),
+        among_ranks=Hazard(HARMLESS, "sqlite lets one of them write at a time; the others wait"),
         uses={
             Use.WRITE: Hazard(FAILS, "pytools can make no dictionary, and programs that need one fail"),
             Use.CHANGE: Hazard(FAILS, "pytools can add nothing to it, and programs that try fail"),
         },
-        unchecked="what is in whole pickles",
-        reveals="whatever the programs keep in their dictionaries",
-        # A dictionary's name bears Python and the versions of the libraries whose code its values depend on.
+        unchecked="the contents of intact pickles",
+        reveals="whatever programs keep in their dictionaries",
+        # A dictionary's name has the versions of Python and of the libraries on whose code its values depend.
         portability=Portability(_facts, outlook=_outlook),
         lookups=LOOKUPS,
     )
@@ -231,23 +223,22 @@ class PytoolsDictionaries(UserCacheLayer):
         return Dictionaries(self.name)
 
     def state(self) -> State:
-        """Read the variables as the library does when it is imported; pytools has none, but sumpy has one."""
+        """Read the variables as the library does at import; pytools has none, but sumpy does."""
         library, root = self.library, self.roots()[0]
         if (off := self.off_state()) is not None:
             return off
         reason = f"not switched off by {' or '.join(self.variables)}" if self.variables else "pytools has no switch"
         if not self.variables and self.environment.get("SUMPY_NO_CACHE") is not None:
-            reason = "off for sumpy only (SUMPY_NO_CACHE is set, its value is not read)"
+            reason = "off for sumpy only (SUMPY_NO_CACHE is set; its value is ignored)"
         elif self.environment.installed(library) is None and not (
             # The store of a missing root is not loaded.
             root.exists and self.store.tables.has_any(root)
         ):
-            reason = f"{library} is not installed here and has left no dictionary"
-            return State(ABSENT, reason)
+            return State(ABSENT, f"{library} is not installed here and has left no dictionary")
         return State(ENABLED, reason)
 
     def diagnose(self) -> Iterator[Finding]:
-        """Add problems with the variables of sumpy."""
+        """Add problems with sumpy's variables."""
         yield from super().diagnose()
         if not self.variables:
             known = 1 if self.environment.installed("sumpy") is None else 2
@@ -258,7 +249,7 @@ class PytoolsDictionaries(UserCacheLayer):
         return Switch(self.name, unset=frozenset({"SUMPY_NO_CACHE"}), takes_effect=NEXT_IMPORT)
 
     def disable(self) -> Switch:
-        """Return sumpy's variable, and patches that replace the switch that pytools lacks in this process."""
+        """Return sumpy's variable, and patches for this process, since pytools has no switch."""
         patches = tuple(
             ("pytools.persistent_dict", owner, name, partial(_without, self.name, name))
             for owner in ("PersistentDict", "WriteOncePersistentDict")
@@ -274,13 +265,13 @@ class LoopyDictionaries(PytoolsDictionaries):
     title = "loopy code generation"
     about = PytoolsDictionaries.about._replace(
         reveals="source text of your kernels",
-        # A dictionary opens its file when it is made, which loopy does at its import.
+        # A dictionary opens its file when it is made, which loopy does at import.
         opens_while_off=True,
         codes=(EDITABLE,),
         lookups=LOOKUPS._replace(
             opened=("/pdict-v5-loopy-",),
             imports=("loopy", "islpy", "pymbolic"),
-            # They are in the names of loopy's databases, or (pytools) make the keys.
+            # Their versions are in the names of loopy's databases; pytools makes the keys.
             packages=("loopy", "islpy", "cgen", "pytools"),
             watchers={**_WATCHERS, **_STAGES},
             saves=("preprocess", "schedule", "codegen"),
@@ -302,7 +293,7 @@ class LoopyDictionaries(PytoolsDictionaries):
         )
 
     def diagnose(self) -> Iterator[Finding]:
-        """Add sources that are newer than every row: the version of an editable package does not change."""
+        """Add editable packages with sources newer than every row: their version does not change."""
         yield from super().diagnose()
         for root, package in product(self.roots(), _NAMED):
             folder = distributions.editable_folder(self.environment.site, package)
@@ -314,12 +305,12 @@ class LoopyDictionaries(PytoolsDictionaries):
                 yield EDITABLE.finding(self.name, root.path, message, f"cachectl purge {self.name}")
 
     def enable(self) -> Switch:
-        """Return the same, the other way round."""
+        """Return the opposite switch."""
         return self.disable()._replace(set={}, unset=frozenset(self.variables), flags={_LOOPY_FLAG: True})
 
 
 def _without(layer: str, name: str, method: Callable[..., object]) -> Callable[..., object]:
-    """Return a ``fetch`` that misses, or a ``store`` that does nothing, in the dictionaries of a layer."""
+    """Return a ``fetch`` that misses, or a ``store`` that does nothing, in a layer's dictionaries."""
 
     @wraps(method)
     def elsewhere(dictionary: Any, *arguments: object, **options: object) -> object:  # noqa: ANN401 - pytools'
@@ -335,9 +326,9 @@ def _without(layer: str, name: str, method: Callable[..., object]) -> Callable[.
 
 
 def forgetting(method: Callable[..., object]) -> Callable[..., object]:
-    """Return a replacement for a method that pytools' ``memoize_method`` wraps: every object starts with no memory.
+    """Return a replacement, with an empty memory for each object, for a method wrapped by pytools' ``memoize_method``.
 
-    What an object remembers meanwhile goes with the replacement. What it remembered before is kept for the original.
+    The replacement's memory ends with it; the original keeps its own.
     """
     from inspect import unwrap
 

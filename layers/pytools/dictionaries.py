@@ -1,4 +1,4 @@
-"""The store of pytools' persistent dictionaries, which three layers share by the identifiers of dictionaries.
+"""The store of pytools' persistent dictionaries, which belong to three layers by their identifiers.
 
 Source: ``pytools/persistent_dict.py``.
 """
@@ -38,12 +38,12 @@ SCHEMA = rows.Schema(
     size="length(key_value)",
 )
 
-#: The longest that a release of pytools, or of PyOpenCL, waits for a lock that is a file, in seconds: 60 since 2024.
+#: The longest that a release of pytools or PyOpenCL waits for a lock file, in seconds: 60 since 2024.
 LOCK_WAITS = 180.0
 
 
 class Dictionaries(row_store.Rows):
-    """Rows of sqlite files, one file for each dictionary, and folders of older generations."""
+    """Rows of sqlite files, one for each dictionary, and folders of older generations."""
 
     tables: DictionaryTables
 
@@ -52,7 +52,7 @@ class Dictionaries(row_store.Rows):
         super().__init__(tables, OlderDictionaries(f"{layer}-pdict/4", tables))
 
     def usage(self, root: Root) -> Usage:
-        """Count the rows of each dictionary together, summed by sqlite."""
+        """Count the rows of each dictionary at once: sqlite sums them."""
 
         def summed(root: Root, file: str, template: Entry) -> Iterator[Usage]:
             count, size = self.tables.database(root, file).sum()
@@ -66,7 +66,7 @@ class DictionaryTables(row_store.TableFormat):
     """A database for each dictionary since pytools 2024.1.4."""
 
     schema = SCHEMA
-    # To check a pickle takes longer than to read it.
+    # Checking a pickle takes longer than reading it.
     checks_reads = False
 
     def __init__(self, form: str) -> None:
@@ -87,9 +87,9 @@ class DictionaryTables(row_store.TableFormat):
         return any(map(self.named, os.listdir(root.path)))
 
     def kind_of(self, root: Root, path: str) -> str:
-        """Compare the identifier; other names belong to the layer that takes all other dictionaries."""
+        """Compare the identifier; the layer of all other dictionaries also has names without one."""
         file, _, digest = path.partition("/")
-        # The key of a row is any one word.
+        # The key of a row may be any word.
         if self.is_table(file) and digest and "/" not in digest:
             return ENTRY
         name = pdict.parse_name(database.without_companion(file), self.environment.python)
@@ -101,19 +101,21 @@ class DictionaryTables(row_store.TableFormat):
         name = self.named(entry.key)
         if name is None:
             return entry
-        needs = Needs(name.python, _packages(name), (name.generation, name.dash))
+        packages = pdict.packages_of(name.identifier)
+        known = {package: version for package, version in packages.items() if version != pdict.UNKNOWN}
+        needs = Needs(name.python, known, (name.generation, name.dash))
         stale, because = staleness(self.environment, "written by", needs)
-        versions = {"python": name.python, **pdict.packages_of(name.identifier)}
+        versions = {"python": name.python, **packages}
         detail = {"dictionary": name.identifier}
         return entry._replace(details=Details(versions=versions, detail=detail), stale=stale, because=because)
 
     def list_rows(self, root: Root, file: str, template: Entry, *, part: bytes, contents: bool) -> Iterator[Entry]:
-        """Yield the rows of a dictionary; those without the part are not read, since pickles store text as it is."""
+        """Yield the rows of a dictionary; rows without ``part`` are not read, since pickles store text verbatim."""
         opened = self.database(root, file)
         listing = opened.rows_with(part) if contents else ((row, ()) for row in opened.rows())
         for row, values in listing:
             kernels = pdict.kernel_names(rows.as_bytes(values[0])) if values else None
-            # Of many rows this takes half the time of _replace.
+            # This takes half the time of _replace, which counts with many rows.
             yield Entry(
                 *(self.name, f"{file}/{row.key}", root.path, row.bytes, 0),
                 written_before=template.written_before,
@@ -133,8 +135,10 @@ class DictionaryTables(row_store.TableFormat):
         missing = next((top for top in sorted(tops) if not distributions.has_module(folders, top)), None)
         if missing is None:
             return None
-        where = f"Python {python_release(name.python)} here has not"
-        return f"unknown: needs module {missing}, which {where}; a program without it fails when it reads the row"
+        release = python_release(name.python)
+        return (
+            f"unknown: needs module {missing}, which no Python {release} here has; without it a read of the row fails"
+        )
 
     def detail(self, key: str, data: object) -> Mapping[str, str]:
         """Return the name of the dictionary, and the version of Python in it."""
@@ -143,21 +147,20 @@ class DictionaryTables(row_store.TableFormat):
 
 
 class PickleCodec(Codec):
-    """A pickle, of which nothing is executed."""
+    """A pickle, which is never executed."""
 
     def check(self, data: bytes) -> Damage | None:
         """Return the damage of the pickle."""
-        complaint = pickles.complaint(data)
-        return Damage(FAILS, complaint) if complaint else None
+        return Damage(FAILS, complaint) if (complaint := pickles.complaint(data)) else None
 
     def foreign(self, data: bytes) -> str | None:
-        """Return that it has a protocol of a later Python."""
-        is_foreign = pickles.is_foreign(data)
-        return "is a pickle of a protocol that this Python does not know; left alone" if is_foreign else None
+        """Return that its protocol is that of a later Python."""
+        reason = "is a pickle of a protocol that this Python does not know; left alone"
+        return reason if pickles.is_foreign(data) else None
 
 
 class OlderDictionaries(files.Files):
-    """Entries of v3 and v4: a folder for each, below that of the dictionary, which stays: programs lock files in it."""
+    """Entries of v3 and v4: a folder each, below that of the dictionary, which is kept: programs lock files in it."""
 
     shapes = (
         tree.Shape(pdict.V4_LEVELS, folders=True, members=pdict.V4_MEMBERS),
@@ -168,7 +171,7 @@ class OlderDictionaries(files.Files):
     # ``HASH.lock``, for the entry of that hash.
     lock_shape = tree.Shape((pdict.V4_LEVELS[0], regex(r"[0-9a-f]{16,64}\.lock")), because="an abandoned lock")
     lock_waits = LOCK_WAITS
-    lock_effect = Hazard(RISKS, "a program with pytools before 2024.1.4 that asks for its key waits for it, and fails")
+    lock_effect = Hazard(RISKS, "a program with pytools before 2024.1.4 that looks up its key waits for it, and fails")
 
     def __init__(self, form: str, tables: DictionaryTables) -> None:
         super().__init__()
@@ -176,7 +179,7 @@ class OlderDictionaries(files.Files):
         self.tables = tables
 
     def kind_of(self, root: Root, path: str) -> str:
-        """Compare the identifier, and the names of the folders in that of a dictionary."""
+        """Compare the identifier, and the names of folders below that of a dictionary."""
         if self.tables.named(path) is None:
             return FOREIGN
         is_other = OWN if self.lock_shape.accepts(path) else FOREIGN
@@ -200,18 +203,18 @@ class OlderDictionaries(files.Files):
                 if path == "." or is_own:
                     yield leaf
             elif leaf.entry.is_orphan and leaf.shape is not self.lock_shape:
-                # What an interrupted cachectl left belongs to the layer that takes all other dictionaries.
+                # What an interrupted cachectl left belongs to the layer of all other dictionaries.
                 if self.name == layer_of(""):
                     yield leaf
             elif self.tables.named(database.without_companion(path)) is not None:
-                # Others are databases.
+                # Those at the top are databases.
                 if is_inside:
                     yield leaf
             elif is_own and (is_inside or leaf.entry.is_unknown):
                 yield leaf.as_unknown(tree.STRANGE_NAME)
 
     def in_use(self, targets: Iterable[Entry]) -> Iterator[tuple[Entry, str | None]]:
-        """Leave also the entry of a lock that is not abandoned: a program that writes it would fail."""
+        """Skip also the entry of a lock that is not abandoned: a program that writes it would fail."""
         for target, reason in super().in_use(targets):
             dictionary, *levels = target.key.split("/")
             lock = target.root / dictionary / f"{''.join(levels)}.lock"
@@ -220,7 +223,7 @@ class OlderDictionaries(files.Files):
                 with handles.opened(str(lock.parent)) as folder:
                     custody = locks.custody_of(self.environment, lock, self.lock_waits, folder=folder)
             is_held = custody != locks.ABANDONED
-            yield target, reason or (f"a program may be writing it: {lock} is there" if is_held else None)
+            yield target, reason or (f"a program may be writing it: {lock} exists" if is_held else None)
 
     def detail(self, key: str, files: Mapping[str, bytes]) -> Mapping[str, str]:
         """Return the name of the dictionary, and the version of Python in it."""
@@ -232,9 +235,9 @@ class OlderDictionaries(files.Files):
 
 
 class Needs(NamedTuple):
-    """What a Python must have to open a dictionary: its five-part version, versions of packages, and a pytools.
+    """What a Python must have to open a dictionary: a five-part version, versions of packages, and a pytools.
 
-    ``generation`` is that of the dictionaries which this pytools makes, ``None`` if any Python of the version will do.
+    ``generation`` is that of the dictionaries that this pytools makes, ``None`` if any Python of the version will do.
     """
 
     python: str
@@ -242,7 +245,7 @@ class Needs(NamedTuple):
     generation: tuple[str, bool] | None = None
 
     def __str__(self) -> str:
-        """Return them for the middle of a sentence."""
+        """Return the needs as a phrase."""
         packages = ", ".join(f"{name} {version}" for name, version in self.packages.items())
         return f"Python {python_release(self.python)}" + (f" with {packages}" if packages else "")
 
@@ -254,7 +257,7 @@ class Needs(NamedTuple):
             yield name, version.__eq__
 
     def are_met(self, python: Python, *, unsaid: bool = False) -> bool:
-        """Return whether an interpreter meets them; if ``unsaid``, what it does not have installed does not count."""
+        """Return whether an interpreter meets them; if ``unsaid``, packages that it lacks are ignored."""
         versions = [(python.installed(name), fits) for name, fits in self.tests()]
         met = all(unsaid if version is None else fits(version) for version, fits in versions)
         return met and python.version == self.python
@@ -263,13 +266,13 @@ class Needs(NamedTuple):
 def staleness(environment: Environment, how: str, needs: Needs) -> Staleness:
     """Return that a known Python can hit an entry, or why that is unknown.
 
-    A hit leaves no trace, and a Python that is started by its path may be one that nobody looked for. So no entry is
-    known to be stale. ``how`` says what the Python did to the entry.
+    A hit leaves no trace, and a Python that is started by its path may be unknown. So no entry is known to be stale.
+    ``how`` says what the Python did to the entry.
     """
     from cachectl.layers.host import pythons
 
     if needs.are_met(pythons.own_python(environment), unsaid=not environment.searches_pythons):
-        # Most entries are of this Python, and the others need not be looked for.
+        # Most entries are of this Python, so that others need not be searched for.
         pythons.note_own(environment)
         return False, None
     known = pythons.pythons_of(environment)
@@ -298,14 +301,8 @@ def _folders_by_version(environment: Environment) -> dict[str, tuple[str, ...]]:
     return folders
 
 
-def _packages(name: pdict.DictionaryName) -> dict[str, str]:
-    """Return the versions of packages in a dictionary's name that are known."""
-    packages = pdict.packages_of(name.identifier)
-    return {package: version for package, version in packages.items() if version != pdict.UNKNOWN}
-
-
 def _generation(pytools: str | None) -> tuple[str, bool] | None:
-    """Return generation and dash of the dictionaries that a pytools version makes."""
+    """Return generation and dash of the dictionaries that a version of pytools makes."""
     release = release_of(pytools)
     if release is None:
         return None

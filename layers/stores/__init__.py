@@ -1,5 +1,4 @@
-"""The stores of all layers, and what they have: trees of files, and tables.
+"""The stores of all layers: ``files`` for trees of files, ``row_store`` for tables in sqlite or in text files.
 
-``files`` and ``row_store`` are the stores; ``rows`` is a table of sqlite, ``records`` one in a text file. Stores list,
-read, stage, lock and remove bytes safely, without knowledge of any product.
+They list, read, stage, lock and remove bytes safely, and know no product.
 """

@@ -1,4 +1,4 @@
-"""Deterministic tars: the bytes of a many-file entry, and the file that carries an artifact."""
+"""Deterministic tars: the bytes of an entry of several files, and the file that ``cachectl get`` writes."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from cachectl.layers.core.entry import Artifact
 
 _HEADER = "artifact.json"
 _DATA = "data"
-#: Type flags of a plain file in old and new tars.
+#: Type flags of a regular file in old and new tars.
 _PLAIN = (b"0", b"\0")
 _SCHEMA = "cachectl/artifact/1"
 
 
 def pack(members: Mapping[str, bytes]) -> bytes:
-    """Return a tar that depends only on names and contents: no times, owners or order."""
+    """Return a tar that depends only on names and contents, not on times, owners or order."""
     import tarfile
 
     packed = io.BytesIO()
@@ -29,16 +29,12 @@ def pack(members: Mapping[str, bytes]) -> bytes:
 
 
 def entry_bytes(files: Mapping[str, bytes]) -> bytes:
-    """Return the bytes of an entry: those of its file, if that has an empty path, or a tar of its files."""
+    """Return the bytes of an entry: its one file if the path of that is empty, else a tar of its files."""
     return files[""] if "" in files else pack(files)
 
 
 def unpack(data: bytes) -> dict[str, bytes]:
-    """Read back what :func:`pack` wrote.
-
-    Raises :class:`ValueError` for anything but plain files at relative paths inside the archive: links,
-    devices, ``..``, absolute and doubled names are refused, and so is a tar that is cut short.
-    """
+    """Unpack a tar of :func:`pack`. Raises :class:`ValueError` for any other: cut short, or with links or ``..``."""
     import tarfile
 
     members: dict[str, bytes] = {}
@@ -54,7 +50,7 @@ def unpack(data: bytes) -> dict[str, bytes]:
                     raise ValueError(f"member {info.name!r} appears twice")
                 content = tar.extractfile(info)
                 members[path] = content.read() if content is not None else b""
-            # tarfile takes a truncated or damaged header for the end, except for the first.
+            # To tarfile a truncated or damaged header is the end, except for the first.
             if data[tar.offset : tar.offset + tarfile.BLOCKSIZE] != bytes(tarfile.BLOCKSIZE):
                 raise ValueError("not a tar: it ends before its last block, or is damaged")
     except (tarfile.TarError, EOFError, *PARSE_ERRORS) as error:
@@ -76,8 +72,7 @@ def artifact_to_bytes(artifact: Artifact) -> bytes:
         "detail": dict(artifact.detail),
         "sha256": hashlib.sha256(artifact.data).hexdigest(),
     }
-    text = encode_json(header, indent=1, sort_keys=True)
-    return pack({_HEADER: text, _DATA: artifact.data})
+    return pack({_HEADER: encode_json(header, indent=1, sort_keys=True), _DATA: artifact.data})
 
 
 def is_artifact_file(head: bytes) -> bool:

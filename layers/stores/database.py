@@ -1,14 +1,14 @@
-"""A sqlite database as a file: what lies next to it, what may be in it, and how it is emptied in place.
+"""A sqlite database as a file: the files next to it, its schema, and how it is emptied in place.
 
-To delete rows, sqlite first copies every changed page to a journal. A full file system has no room for that copy. So
-:func:`write_empty` changes the file in place, in an order that leaves a whole database at any interruption:
+Before sqlite deletes rows, it copies every changed page to a journal, for which a full file system has no room. So
+:func:`write_empty` changes the file in place, in an order that leaves a valid database at any interruption:
 
 1. Most of page 1 is unused: it holds the header at its beginning and the schema at its end. The gap between them takes
    an empty database of the same schema with pages of 512 or 1024 bytes. Sqlite does not read the gap.
 2. One write replaces the header and the pointers to the schema: 112 bytes of the first disk sector. Before it the
    database is the old one, after it the empty one. The change counter and the schema version grow by one, so that
    programs that have the file open discard their copies, as they do after a ``VACUUM`` that changed the page size.
-3. The rest of the file belongs to no page any more and is cut off, as ``VACUUM`` does.
+3. The rest of the file, which no longer belongs to a page, is cut off, as ``VACUUM`` does.
 
 Sources: sqlite.org/lockingv3.html, sqlite.org/wal.html, sqlite.org/fileformat2.html (header, b-tree pages, cells),
 ``src/pager.c`` of sqlite 3.40 (``hasHotJournal``).
@@ -41,18 +41,18 @@ _FLOCK = "hhqqi4x"
 _LONGEST = 80
 _QUOTES = regex(r'[`"\[\]]')
 _TOKEN = regex(r"\w+|[^\w\s]")
-#: Sizes of a page of the empty database, the smaller first: sqlite allows no smaller one.
+#: Page sizes of the empty database; sqlite allows no smaller one than the first.
 _PAGE_SIZES = (512, 1024)
 _HEADER = 100
 _TABLE_LEAF = 13
 _INDEX_LEAF = 10
 #: Type, first free block, number of cells, start of their content, fragmented bytes.
 _PAGE_HEAD = struct.Struct(">BHHHB")
-#: The smallest disk sector: a write within one happens or does not.
+#: The smallest disk sector: a write within one is atomic.
 _SECTOR = 512
 #: Start of the pointers to the rows of page 1.
 _POINTERS = _HEADER + _PAGE_HEAD.size
-#: Versions of the file format in the header; with WAL, page 1 may lie in another file.
+#: Versions of the file format in the header; with WAL, page 1 may be in another file.
 _ROLLBACK_JOURNAL = b"\1\1"
 
 
@@ -84,10 +84,9 @@ def is_wal(header: bytes) -> bool:
 
 
 def stated_size(path: Path) -> int:
-    """Return the bytes that the header of a database says it has; 0 if it does not say that.
+    """Return the bytes of a database according to its header; 0 if that is too short, or an old sqlite wrote last.
 
-    The number of pages counts only if the last change was made by a sqlite that wrote it, and a log may hold more.
-    Source: ``sqlite.org/fileformat2.html``, 1.3.8.
+    A log may hold more. Source: ``sqlite.org/fileformat2.html``, 1.3.8.
     """
     header = plain.read_locked(path, limit=_HEADER)
     if len(header) < _HEADER or header[24:28] != header[92:96]:
@@ -104,17 +103,17 @@ def size_of(path: Path) -> int | None:
 
 
 def has_journal(path: Path) -> bool:
-    """Return whether a journal lies next to a database, even one that a program is writing now."""
+    """Return whether a database has a journal, even one that a program is writing now."""
     return size_of(companion(path, "-journal")) is not None
 
 
 def has_log(path: Path) -> bool:
-    """Return whether a log lies next to a database with writes that are still to be applied."""
+    """Return whether a database has a log with writes that have not been applied."""
     return bool(size_of(companion(path, "-wal")))
 
 
 def is_open_elsewhere(path: Path) -> bool:
-    """Return whether another process has a database in WAL mode open: sqlite keeps a lock on its index meanwhile."""
+    """Return whether another process has a database in WAL mode open: sqlite then holds a lock on its index."""
     index = companion(path, "-shm")
     if sys.platform != "linux" or size_of(index) is None:
         return False
@@ -122,24 +121,21 @@ def is_open_elsewhere(path: Path) -> bool:
 
     handle = plain.borrow(index)
     try:
-        asked = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, _OPEN_LOCK, 1, 0)
-        return bool(struct.unpack(_FLOCK, fcntl.fcntl(handle, fcntl.F_GETLK, asked))[0] != fcntl.F_UNLCK)
+        query = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, _OPEN_LOCK, 1, 0)
+        return bool(struct.unpack(_FLOCK, fcntl.fcntl(handle, fcntl.F_GETLK, query))[0] != fcntl.F_UNLCK)
     finally:
         plain.release(handle)
 
 
 def columns_of(path: Path, table: str) -> set[str]:
-    """Return the names of a table's columns in a file that lies still; none if it has no such table."""
+    """Return the names of a table's columns in a file that nobody is writing; none if it has no such table."""
     with closing(sqlite3.connect(f"file:{quote(os.fsencode(path))}?mode=ro&immutable=1", uri=True)) as connection:
         return {name for (name,) in connection.execute("select name from pragma_table_info(?)", (table,))}
 
 
 def foreign_object(connection: sqlite3.Connection, statements: tuple[str, ...]) -> str | None:
-    """Return the kind and name of an object that none of these ``create`` statements creates.
-
-    A view, a trigger or a generated column could run code.
-    """
-    allowed = _tokens_of(statements)
+    """Return the kind and name of an object that no statement creates, such as a trigger, which could run code."""
+    allowed = set(map(_tokens, statements))
     for kind, name, sql in connection.execute("select type, name, sql from sqlite_master"):
         # The index of a primary key has no statement.
         if not (_tokens(sql) in allowed if sql else kind == "index"):
@@ -148,21 +144,14 @@ def foreign_object(connection: sqlite3.Connection, statements: tuple[str, ...]) 
 
 
 @lru_cache
-def _tokens_of(statements: tuple[str, ...]) -> frozenset[tuple[str, ...]]:
-    return frozenset(map(_tokens, statements))
-
-
 def _tokens(sql: object) -> tuple[str, ...]:
     """Return the tokens of a statement in lower case, without the quotes of names."""
     words = _QUOTES.sub(" ", str(sql).lower()).replace("if not exists", "")
     return tuple(_TOKEN.findall(words))
 
 
-# ---------------------------------------------------------------------- emptied in place
-
-
 def empty_image(first_page: bytes, roots: Mapping[int, str]) -> bytes | None:
-    """Return the empty database with the schema of a page 1; ``None`` if it does not fit into the gap there.
+    """Return an empty database with the schema of a page 1; ``None`` if it does not fit into the gap of that page.
 
     ``roots`` maps the root page of everything in the schema to its type, ``table`` or ``index``.
     """
@@ -185,7 +174,7 @@ def empty_image(first_page: bytes, roots: Mapping[int, str]) -> bytes | None:
 
 
 def commit_length(count: int) -> int:
-    """Return the length of the part of page 1 that commits an empty database with so many tables and indexes."""
+    """Return how many bytes of page 1 commit an empty database with ``count`` tables and indexes."""
     return _POINTERS + 2 * count
 
 
@@ -216,12 +205,12 @@ def _cell(page: bytes, place: int) -> bytes:
     length, after = _number(page, place)
     _, after = _number(page, after)
     if after + length > len(page):
-        raise IndexError("the row goes on in another page")
+        raise IndexError("the row continues on another page")
     return page[place : after + length]
 
 
 def _number(page: bytes, place: int) -> tuple[int, int]:
-    """Read a variable-length integer: seven bits a byte, eight in the ninth. Return it and the place after it."""
+    """Read a variable-length integer (seven bits a byte, eight in the ninth); return it and the offset after it."""
     value = 0
     for at in range(place, place + 8):
         value = value << 7 | page[at] & 0x7F
@@ -231,10 +220,9 @@ def _number(page: bytes, place: int) -> tuple[int, int]:
 
 
 def write_empty(handle: int, image: bytes, count: int) -> None:
-    """Write the empty database with ``count`` tables and indexes over an open one.
+    """Overwrite an open database with an empty one that has ``count`` tables and indexes, under an exclusive lock.
 
-    Raises :class:`OSError`; then either all rows are there, or none. Every byte is written over another one, so no room
-    is needed where the file system writes in place. The caller holds sqlite's exclusive lock, so other programs wait.
+    This needs no room where the file system writes in place. After an :class:`OSError` all rows remain, or none.
     """
     commit = commit_length(count)
     for data, place in ((image[commit:], commit), (image[:commit], 0)):

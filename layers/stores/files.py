@@ -1,4 +1,4 @@
-"""The store of layers whose entries are files, or folders of files, in a tree below the root."""
+"""The store of layers whose entries are files, or folders of files, below the root."""
 
 from __future__ import annotations
 
@@ -43,14 +43,13 @@ from cachectl.layers.stores.tree_write import write_entries
 
 
 class Files(Store):
-    """Entries that are files, or folders of files, under names of a pattern.
+    """Entries that are files, or folders of files, whose names match a pattern.
 
     ``patterns`` are regular expressions of file names in the root, or shapes: of entries, of orphans, and of files that
-    belong to the cache as a whole. The codec reads an entry of several files as their tar, which
-    :func:`cachectl.layers.stores.archive.unpack` opens. ``writers`` are name prefixes of libraries that may be writing
-    an entry.
+    belong to the cache as a whole. The codec gets an entry of several files as a tar of them. ``writers`` are name
+    prefixes of libraries that may be writing an entry.
 
-    A subclass overrides what its library does otherwise, and may declare ``shapes``, ``codec`` and ``forms``.
+    A subclass overrides what its library does differently, and may declare ``shapes``, ``codec`` and ``forms``.
     """
 
     shapes: tuple[trees.Shape, ...] = ()
@@ -58,15 +57,15 @@ class Files(Store):
     codec = Codec()
     writers: tuple[str, ...] = ()
     refusals = trees.REFUSALS
-    #: Files that a folder may have without being an entry; ``None`` if every folder is one, an empty one too.
+    #: Files that do not make a folder an entry; ``None`` if every folder is one, even an empty one.
     beside: ClassVar[frozenset[str] | None] = None
-    #: Whether empty folders above removed entries go with them, because the library makes those that it needs.
+    #: Whether empty folders above removed entries are removed, because the library makes those that it needs.
     tidies: ClassVar[bool] = False
     #: Seconds without change after which no program is still writing a temporary.
     rest_time: ClassVar[float] = math.inf
     #: The effect of an entry that is too large to be read, added to the reason.
     unread: ClassVar[Damage] = Damage(RECOMPILES, "")
-    #: The shape of files that are locks while they exist, the seconds that the library waits, and what follows then.
+    #: The shape of files that are locks as long as they exist, how long the library waits (s), and what follows then.
     lock_shape: ClassVar[trees.Shape | None] = None
     lock_waits: ClassVar[float] = math.inf
     lock_effect: ClassVar[Hazard] = Hazard(FAILS, "every build waits a minute for it, and fails")
@@ -79,7 +78,7 @@ class Files(Store):
         self.writers = writers or self.writers
 
     def shapes_of(self, root: Root) -> tuple[trees.Shape, ...]:
-        """Return the shapes in a root, which may have some of its own."""
+        """Return the shapes in a root; a subclass may choose by the root."""
         return self.shapes
 
     def is_carried(self, path: str) -> bool:
@@ -91,7 +90,7 @@ class Files(Store):
         return True
 
     def described(self, tree: trees.Tree, leaf: trees.Leaf, selection: Selection, *, contents: bool) -> Iterator[Found]:
-        """Yield an entry with what its content says, and its problems; nothing if the selection does not match it."""
+        """Yield an entry with the facts in its content, and its problems; nothing if the selection excludes it."""
         if not contents:
             yield leaf.entry
             return
@@ -114,15 +113,15 @@ class Files(Store):
             yield damage
 
     def detail(self, key: str, files: trees.Members) -> Mapping[str, str]:
-        """Return what an artifact says of itself."""
+        """Return the facts that an artifact states of itself."""
         return self.codec.describe(archive.entry_bytes(files)).stated
 
     def changing(self, root: Root) -> AbstractContextManager[trees.Tidy]:
-        """Return a context to hold while entries change; it yields what says whether no program can make a folder."""
+        """Return the context of a change; its value tells whether no program can be making a folder."""
         return nullcontext(lambda: self.tidies)
 
     def guarded(self, root: Root, keys: Iterable[str]) -> Iterator[tuple[str, trees.Guard, list[str]]]:
-        """Yield groups of keys that change together: a name for failures, and what makes the context of the renames."""
+        """Yield groups of keys that change together, each after a name for failures and the guard of its renames."""
         if listed := list(keys):
             yield str(root.path), nullcontext, listed
 
@@ -133,7 +132,7 @@ class Files(Store):
             raise UnknownFormat(self.name, f"is not replaced: {reason}", root.path / key)
 
     def check_index(self, root: Root) -> Iterator[Finding]:
-        """Yield differences between the files of the cache as a whole and the entries, all of which could be read."""
+        """Yield differences between an index and the entries, after all of these could be read."""
         yield from ()
 
     def tagged_text(self, tree: trees.Tree, entry: Entry) -> bytes | None:
@@ -145,7 +144,7 @@ class Files(Store):
         return trees.Tree(self.name, root.path, *self.shapes_of(root))
 
     def leaves(self, root: Root) -> Iterator[trees.Leaf | Problem]:
-        """Yield what is there, a lock only if it is abandoned, and what is in the way."""
+        """Yield entries, orphans and abandoned locks, and problems of whatever else has such a name."""
         yield from self.tree_of(root).scan() if self.shapes_of(root) else ()
         if (shape := self.lock_shape) is not None:
             abandoned = (entry for entry, custody in locks_of(self, root) if custody == locks.ABANDONED)
@@ -220,7 +219,7 @@ class Files(Store):
             else:
                 whole[artifact.key] = files
         try:
-            # Also if all of them are there: that repairs the index.
+            # Even if all of them exist already: this repairs the index.
             with self.changing(root) if whole else nullcontext():
                 tree = self.tree_of(root)
                 for _, guard, keys in self.guarded(root, whole):
@@ -239,20 +238,20 @@ class Files(Store):
         return shape is None or shape.idle_only
 
     def in_use(self, targets: Iterable[Entry]) -> Iterator[tuple[Entry, str | None]]:
-        """Leave temporaries that a program may still be writing."""
+        """Skip temporaries that a program may still be writing."""
         users = processes.using(self.writers, processes=self.environment.processes) if self.writers else ()
         reason, now = f"{processes.process_names(users)} may be writing it", self.environment.clock()
         for target in targets:
             may_change = users != () and now - (target.modified or now) <= self.rest_time
-            is_left = target.is_orphan and may_change and self.may_be_written(target)
-            yield target, reason if is_left else None
+            is_skipped = target.is_orphan and may_change and self.may_be_written(target)
+            yield target, reason if is_skipped else None
 
     def remove(self, root: Root, targets: tuple[Entry, ...]) -> Outcome:
-        """Remove entries: programs that look for one miss, and programs that have one mapped keep it."""
+        """Remove entries: lookups then miss, and programs that have one mapped keep it."""
         planned = {target.key: target for target in targets}
         tree, outcome, failed = self.tree_of(root), Outcome(self.name), list[Note]()
         is_done, shape = False, self.lock_shape
-        # First: what removes entries takes over an abandoned lock, and would leave none to remove here.
+        # First, because removing entries takes over an abandoned lock, which would then be missing here.
         for key in [key for key in planned if shape is not None and shape.accepts(key)]:
             size, lock = planned.pop(key).bytes, root.path / key
             is_removed = locks.remove_abandoned(self.environment, lock, self.lock_waits)
@@ -269,7 +268,7 @@ class Files(Store):
         except (LayerError, OSError) as error:
             if not is_done:
                 raise
-            # They have gone, but what ends the change, such as counting the others, failed.
+            # They were removed, but the end of the change, such as a new count of the others, failed.
             where = error.path if isinstance(error, LayerError) else error.filename
             failed.append(Note(str(where or "*"), reason_of(error)))
         return outcome._replace(failed=(*outcome.failed, *failed))
@@ -287,7 +286,7 @@ class Files(Store):
 
 
 def locks_of(store: Files, root: Root) -> Iterator[tuple[Entry, locks.Custody]]:
-    """Yield the lock files of a store, as orphans, each with who has it."""
+    """Yield the lock files of a store as orphans, each with its holders."""
     for path in sorted(_matching(root.path, () if store.lock_shape is None else store.lock_shape.levels)):
         key = str(path.relative_to(root.path))
         if store.kind_of(root, key) != FOREIGN:
@@ -300,7 +299,7 @@ def locks_of(store: Files, root: Root) -> Iterator[tuple[Entry, locks.Custody]]:
 
 
 def _matching(folder: Path, levels: Sequence[re.Pattern[str]]) -> Iterator[Path]:
-    """Yield what is below a folder whose path matches the first of the levels, or more of them."""
+    """Yield the paths below a folder that match one or more of the first levels."""
     with suppress(OSError):
         for name in os.listdir(folder) if levels else ():
             if levels[0].fullmatch(name):
@@ -309,7 +308,7 @@ def _matching(folder: Path, levels: Sequence[re.Pattern[str]]) -> Iterator[Path]
 
 
 def read_entry(store: Files, root: Root, key: str) -> Artifact | None:
-    """Read one entry. Raises :class:`Damaged` if it is not whole, as while a program writes it."""
+    """Read one entry. Raises :class:`Damaged` if it is incomplete, as while a program writes it."""
     files = store.tree_of(root).read_members(key, store.is_carried)
     if files is None or _is_no_entry(store, files):
         return None
@@ -318,7 +317,7 @@ def read_entry(store: Files, root: Root, key: str) -> Artifact | None:
 
 
 def files_of(store: Files, artifact: Artifact) -> dict[str, bytes]:
-    """Return the files of an artifact. Raises :class:`LayerError` unless they are those of a whole entry."""
+    """Return the files of an artifact. Raises :class:`LayerError` unless they make a complete entry."""
     key, shape = artifact.key, trees.entry_shape(store.shapes, artifact.key)
     if shape is None:
         raise not_a_key(store.name, key)
@@ -328,7 +327,7 @@ def files_of(store: Files, artifact: Artifact) -> dict[str, bytes]:
         raise Damaged(store.name, f"not the tar of an entry: {error}", key) from error
     name, wrong = key.rpartition("/")[2], None
     if (strange := shape.strange(name, files)) is not None:
-        wrong = f"{strange!r} is no file of an entry"
+        wrong = f"{strange!r} does not belong to an entry"
     elif shape.companions is not None and name not in files:
         wrong = f"lacks the file {name!r}"
     elif _is_no_entry(store, files):
@@ -344,10 +343,10 @@ def _is_no_entry(store: Files, files: Mapping[str, object]) -> bool:
 
 
 def examine(store: Files, root: Root, tree: trees.Tree, leaf: trees.Leaf | Problem) -> Iterator[Finding]:
-    """Yield the findings of an entry, or that of what could not be read or is in the way."""
+    """Yield the findings of an entry, or that of a path that could not be read or used."""
     if isinstance(leaf, Problem):
         path = os.path.relpath(leaf.path, root.path)
-        # Files of the cache as a whole are no entries; their contents are checked below.
+        # Files of the cache as a whole are not entries; :meth:`Files.check_index` checks their contents.
         if leaf.hides or not any(shape.sums and shape.accepts(path) for shape in store.shapes_of(root)):
             yield finding_of(store, root, leaf)
         return

@@ -1,4 +1,4 @@
-"""Locks that are held too long; of those that are files, which outlive their holder, also the abandoned ones."""
+"""Locks that are held too long, and lock files that outlived their holder."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from cachectl.layers.stores.row_store import Rows
 
 
 def find_old_locks(store: Store, root: Root) -> Iterator[Finding]:
-    """Yield the files that stay locked as long as a command waits, and lock files older than their library waits."""
+    """Yield databases locked for as long as a command waits, and lock files older than their library waits."""
     if isinstance(store, Rows):
         yield from _of_files(store.rest, root)
         for file in store.tables.tables(root):
@@ -35,11 +35,11 @@ def _of_files(store: Files, root: Root) -> Iterator[Finding]:
         path, age = shlex.quote(str(root.path / entry.key)), store.environment.clock() - (entry.modified or 0)
         message, fix = f"an abandoned lock, {age:.0f} s old, which no program has open", cure
         if holders:
-            message = f"a lock that {process_names(holders, shown)} has had for {age:.0f} s"
+            message = f"a lock that {process_names(holders, shown)} has held for {age:.0f} s"
             fix = _release(holders, shown, f"; then: {cure}")
         elif reason:
             message = f"a lock, {age:.0f} s old, whose holder is unknown ({reason})"
-            fix = f"as root, outside containers on each machine here: fuser {path}; if nobody has it: rm {path}"
+            fix = f"as root, outside containers, on each machine here: fuser {path}; if nobody has it: rm {path}"
         if age > store.lock_waits:
             message, severity = f"{message}: {store.lock_effect.message}", store.lock_effect.severity
             severity = RISKS if holders or reason else severity
@@ -49,14 +49,14 @@ def _of_files(store: Files, root: Root) -> Iterator[Finding]:
 def _of_table(store: Rows, root: Root, file: str) -> Iterator[Finding]:
     seconds, shown = store.environment.lock_timeout, store.environment.processes
     lockers = partial(lockers_of, *store.tables.lock_files(root, file), processes=shown)
-    # A program that writes again and again is seen without the lock, too.
+    # A program that writes repeatedly releases the lock in between.
     if (holders := lockers()) and not handles.wait_until(lambda: lockers() != holders, seconds):
-        message = f"locked for more than {seconds:g} s by {process_names(holders, shown)}, for which programs wait"
+        message = f"locked for more than {seconds:g} s by {process_names(holders, shown)}; programs wait for it"
         yield LOCK.finding(store.name, root.path, message, _release(holders, shown), key=file, severity=RISKS)
 
 
 def _release(holders: tuple[int, ...], shown: Path, after: str = "") -> str:
-    """Return how to have processes let go of a lock, and what to do ``after`` they have ended."""
+    """Return how to make processes release a lock, and what to do ``after`` they have ended."""
     if all(stat_fields(pid, shown)[:1] == [b"T"] for pid in holders):
         return f"kill -CONT {' '.join(map(str, holders))}"
     return f"wait for {process_names(holders, shown)} to end, or end it{after}"

@@ -3,7 +3,7 @@
 The reading rules are those of MIOpen (``src/db_record.cpp``, ``src/ramdb.cpp``): the first of equal keys, or of equal
 ids in a record, counts; an item without ``:`` is skipped and the others count; a line without a key, or without a valid
 item, is never hit. A rewrite is staged next to the file and renamed over it, under a lock that the caller supplies. It
-keeps every other line byte for byte, a last one without an end too.
+keeps every other line byte for byte, even a last one without a newline.
 """
 
 from __future__ import annotations
@@ -18,18 +18,16 @@ from cachectl.layers.base.limits import LARGEST_RECORDS
 from cachectl.layers.disk import atomic, plain
 from cachectl.layers.stores.table import Row, TableFile
 
-#: Number, code and message for a line that the reader uses not at all or in part, or that would damage the next one.
+#: Number, code and message of a line that the reader ignores at least in part, or that would corrupt the next one.
 Fault = tuple[int, str, str]
-
-
 NO_CONTENTS = "nothing follows the '='"
 
 
 class RecordFile(TableFile):
     """One text file of records.
 
-    The row of a record has the checksum of its line for an id, and the bytes of the line. ``lock`` makes the context in
-    which a rewrite happens; methods also raise what it raises.
+    The id of a row is the checksum of its line, its size that of the line. ``lock`` makes the context of a rewrite;
+    methods also raise what it raises.
     """
 
     def __init__(self, layer: str, path: Path, lock: Callable[[], AbstractContextManager[None]]) -> None:
@@ -50,15 +48,15 @@ class RecordFile(TableFile):
         return [row for row in self.scan() if isinstance(row, Row)]
 
     def read(self, keys: Sequence[str]) -> list[bytes | LayerError | None]:
-        """Return the first line with each key: later ones are never read, even if it is unusable."""
+        """Return the first line of each key, even if it is unusable: MIOpen never reads later ones."""
         # Filled from the end, so that the first of equal keys wins.
         first = {_key(line): line for line in reversed(split_lines(self._content()))}
         return [first.get(key) for key in keys]
 
     def insert(self, rows: Sequence[tuple[str, bytes]], *, replace: bool = False) -> list[bool | LayerError]:
-        """Insert the lines whose keys, which they contain, are free, in one rewrite; or in the places of others."""
+        """Insert the lines, which contain their keys, in one rewrite."""
         lines = [line for _, line in rows]
-        # Only what is to change takes the lock.
+        # The lock is taken only to change something.
         results = self._inserted(lines, split_lines(self._content()), replace=replace)
         if True not in results:
             return results
@@ -70,13 +68,12 @@ class RecordFile(TableFile):
                 if True in results:
                     self._rewrite(content, existing)
         except LayerError as error:
-            # The record may be in the file already: a retry would find it and take it for an older one.
+            # The record may be in the file already: a retry would mistake it for an older one.
             return [error if result is True else result for result in results]
         return results
 
     def _inserted(self, lines: Sequence[bytes], existing: list[bytes], *, replace: bool) -> list[bool | LayerError]:
         """Insert lines into those of a file; return the result of each."""
-        # Filled from the end, so that the first of equal keys wins.
         places = {_key(line): place for place, line in reversed(list(enumerate(existing)))}
         results: list[bool | LayerError] = []
         for line in lines:
@@ -94,20 +91,16 @@ class RecordFile(TableFile):
         return results
 
     def delete(self, planned: Iterable[Row]) -> frozenset[Row]:
-        """Delete records, each only if its line is still the same; return those.
-
-        Later lines with such a key are deleted too, because they would be hit from then on. An empty file is unlinked.
-        """
+        """Delete records whose lines have not changed, and later lines with their keys; return the former."""
         with self.translated("write"), self.lock():
             content = self._content()
             lines = split_lines(content)
-            # Filled from the end, so that the first of equal keys wins.
             first = {_key(line): _row(line) for line in reversed(lines)}
-            gone = frozenset(planned) & frozenset(first.values())
-            if gone:
-                keys = {row.key for row in gone}
+            deleted = frozenset(planned) & frozenset(first.values())
+            if deleted:
+                keys = {row.key for row in deleted}
                 self._rewrite(content, [line for line in lines if _key(line) not in keys])
-        return gone
+        return deleted
 
     def _rewrite(self, old: bytes, lines: Sequence[bytes]) -> None:
         if any(lines):
@@ -124,10 +117,10 @@ class RecordFile(TableFile):
 
 
 def record_complaint(line: bytes) -> str | None:
-    """Return why a line is no record; ``None`` if it is one."""
+    """Return why a line is not a record, or ``None``."""
     key, equals, contents = line.partition(b"=")
     if not equals or not key:
-        return "no key and '=' at its beginning"
+        return "does not begin with a key and '='"
     if b"\n" in line:
         return "more than one line"
     if not contents:
@@ -144,7 +137,7 @@ def _judge(number: int, line: bytes, usable: dict[str, bool]) -> Iterator[Row | 
         if usable[key]:
             yield number, "duplicate", f"an earlier line has the key {key}: this one is never read"
         else:
-            # The reader uses it once the first one has gone.
+            # The reader uses it once the first one is deleted.
             yield number, "hidden", f"an earlier line has the key {key} but no value, and hides this one"
         return
     if key:
@@ -159,7 +152,7 @@ def _judge(number: int, line: bytes, usable: dict[str, bool]) -> Iterator[Row | 
     if len(names) < len(items):
         yield number, "item", "a value has no id and ':': it is skipped, the others are read"
     if len(set(names)) < len(names):
-        yield number, "duplicate-id", "an id stands twice in the record: only the first is read"
+        yield number, "duplicate-id", "an id appears twice in the record: only the first is read"
 
 
 def _row(line: bytes) -> Row:

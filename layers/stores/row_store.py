@@ -1,4 +1,4 @@
-"""The store of layers that keep entries as rows of files; many rows are read or placed at once."""
+"""The store of layers that keep entries as rows of files, many of which are read or written at once."""
 
 from __future__ import annotations
 
@@ -54,12 +54,12 @@ from cachectl.layers.stores.table import Row, TableFile
 
 T = TypeVar("T")
 R = TypeVar("R")
-#: Takes a database by its path below the root, and what its entries have in common; yields its rows.
+#: Yields the rows of a database, given its path below the root and what its entries have in common.
 Lister = Callable[[Root, str, Entry], Iterator[Found]]
 
 
 class TableFormat(Bound, ABC):
-    """The tables of a library: their files below a root, what is in their rows, and who may write there.
+    """The tables of a library: their files below a root, and what their rows hold.
 
     A table is a database of one ``schema``, unless ``opened`` returns another kind of file. The key of a row begins
     with the path of its table below the root and the ``separator``.
@@ -70,11 +70,11 @@ class TableFormat(Bound, ABC):
     codec: Codec
     #: Endings of the files that the library writes next to a table.
     companions: ClassVar[tuple[str, ...]] = database.COMPANIONS
-    #: The effect of a table that cannot be read, or in whose place there is something else.
+    #: The effect of a table that cannot be read, or is not a file.
     when_damaged: ClassVar[Severity] = FAILS
     #: Whether a database without the table is damaged.
     needs_table = False
-    #: Whether rows are checked when they are read, and not only before they are placed.
+    #: Whether rows are checked when they are read, not only before they are written.
     checks_reads = True
     #: The abilities that the library's tables lack, each with the reason.
     refusals: Mapping[Ability, str] = {}
@@ -85,9 +85,9 @@ class TableFormat(Bound, ABC):
 
     @abstractmethod
     def list_rows(self, root: Root, file: str, template: Entry, *, part: bytes, contents: bool) -> Iterator[Found]:
-        """Yield the entries of a table, and its problems, given what its entries have in common.
+        """Yield the entries and the problems of a table; ``template`` is what its entries have in common.
 
-        With ``contents`` those whose bytes contain ``part``, which is a part of the name of every selected kernel.
+        With ``contents`` only entries that contain ``part`` are yielded, as do those of every selected kernel.
         """
 
     @abstractmethod
@@ -100,15 +100,15 @@ class TableFormat(Bound, ABC):
             yield damage
 
     def detail(self, key: str, data: bytes) -> Mapping[str, str]:
-        """Return what an artifact says of itself."""
+        """Return the facts that an artifact states of itself."""
         return self.codec.describe(data).stated
 
     def tables(self, root: Root) -> Iterator[str | Problem]:
-        """Yield the path of each table below a root, and a problem for each link and each unreadable thing."""
+        """Yield the path of each table below a root, and a problem for each link and whatever cannot be read."""
         try:
             folders = ("", *self.folders(root))
         except OSError as error:
-            yield _unlisted(root.path, error)
+            yield unreadable(root.path, error)
             return
         for folder in folders:
             place = root.path / folder
@@ -122,16 +122,15 @@ class TableFormat(Bound, ABC):
                     if stat.S_ISREG(status.st_mode):
                         yield file
                     elif stat.S_ISLNK(status.st_mode) and os.path.isdir(os.path.dirname(os.path.realpath(place))):
-                        yield Problem(place, "link", "a link under a database's name is not followed")
+                        yield Problem(place, "link", "a link that has a database's name is not followed")
                     else:
-                        message = "something that is not a file, such as a folder, has the name of a database"
-                        yield Problem(place, "no-file", message)
+                        yield Problem(place, "no-file", "has the name of a database, but is not a file")
             except OSError as error:
                 if not plain.means_absent(error):
-                    yield _unlisted(place, error)
+                    yield unreadable(place, error)
 
     def folders(self, root: Root) -> Iterable[str]:
-        """Return the folders below the root in which tables lie, too. Raises :class:`OSError`."""
+        """Return the folders below the root that also hold tables. Raises :class:`OSError`."""
         return ()
 
     def counts(self, root: Root, status: os.stat_result) -> bool:
@@ -139,18 +138,18 @@ class TableFormat(Bound, ABC):
         return True
 
     def is_usable(self, root: Root, file: str) -> bool:
-        """Return whether a table is there. Raises :class:`OSError` where that cannot be determined."""
+        """Return whether a table exists. Raises :class:`OSError` if that cannot be determined."""
         return plain.status_at(root.path / file) is not None
 
     def require_free(self, root: Root, file: str) -> None:
-        """Raise :class:`LayerError` if something else stands in the place of a table."""
+        """Raise :class:`LayerError` if something else is in the place of a table."""
 
     def opened(self, root: Root, file: str) -> TableFile:
-        """Return a table as this environment may use it."""
+        """Return a table."""
         return self.database(root, file)
 
     def database(self, root: Root, file: str) -> rows.RowFile:
-        """Return a table in sqlite."""
+        """Return a table that is a sqlite database."""
         waits, trusts = self.environment.lock_timeout, self.environment.trusts_writers
         return rows.RowFile(self.name, root.path / file, self.schema, waits, shared=trusts)
 
@@ -159,7 +158,7 @@ class TableFormat(Bound, ABC):
         return root.path / file, database.companion(root.path / file, "-shm")
 
     def with_name(self, entry: Entry) -> Entry:
-        """Add what the name of a table says of its entries to one that has its path for a key."""
+        """Add what the name of a table says of its entries; the key of ``entry`` is the path of the table."""
         return entry
 
     def entry_of(self, template: Entry, row: Row) -> Entry:
@@ -168,7 +167,7 @@ class TableFormat(Bound, ABC):
         return template._replace(key=key, bytes=row.bytes, stamp=(row.rowid, row.bytes))
 
     def require_fit(self, artifact: Artifact) -> None:
-        """Raise :class:`Damaged` if a whole entry must not be placed under its key."""
+        """Raise :class:`Damaged` if an undamaged entry must not be put under its key."""
 
     def check_rows(self, root: Root, file: str) -> Iterator[Finding]:
         """Check a database with sqlite's own check, and every row. Raises :class:`LayerError` if it cannot be read."""
@@ -194,13 +193,13 @@ class TableFormat(Bound, ABC):
                 yield codes.UNKNOWN.finding(self.name, root.path, reason, fix, key=entry.key, severity=RISKS)
 
     def unexplained(self, key: str, data: bytes) -> str | None:
-        """Return why it is unknown whether a program can use a row without damage; ``None`` if nothing is known."""
+        """Return why it is unknown whether a program can use an undamaged row; ``None`` if there is no such reason."""
         return None
 
     def file_finding(self, root: Root, file: str, error: LayerError) -> Finding:
         """Return the finding of a table that could not be read; its ``thing`` is the file only if it is damaged."""
         if isinstance(error.__cause__, PermissionError):
-            # Closed to its library too, and not only while a program writes.
+            # Its library cannot read it either, whether a program is writing or not.
             return finding_of(self, root, unreadable(closed_part(root.path / file), error))
         severity, code, fix = HARMLESS, codes.UNREADABLE, "nothing: try again when no program is writing"
         item = None
@@ -221,9 +220,9 @@ class TableFormat(Bound, ABC):
 
 
 class Rows(Store):
-    """Rows of tables, next to which may lie other files: entries of older releases, or leftovers.
+    """Rows of tables, and other files next to them: entries of older releases, or leftovers.
 
-    The key of a damaged table is its path. An error of a table is that of each of its rows.
+    The key of a damaged table is its path. An error of a table applies to each of its rows.
     """
 
     #: True because sqlite writes a journal before it deletes rows.
@@ -251,12 +250,12 @@ class Rows(Store):
                 yield from (database.companion(root.path / file, suffix) for suffix in self.tables.companions)
 
     def in_use(self, targets: Iterable[Entry]) -> Iterator[tuple[Entry, str | None]]:
-        """Leave other files that a program may still be writing; who has a table open is asked when it is removed."""
+        """Skip other files that a program may still be writing; whether a table is open is checked at its removal."""
         for target, reason in self.rest.in_use(targets):
             yield target, None if self.tables.is_table(target.key) else reason
 
     def scan(self, root: Root, selection: Selection = ALL, *, contents: bool = True) -> Iterator[Found]:
-        """Yield the rows of each database, then the rest of its files; then what lies next to the databases."""
+        """Yield the rows of each database and the sum of its files, then what is next to the databases."""
         # Text that cannot be encoded is in no row; the selection reports that.
         part = selection.kernel_part.encode() if selection.kernel_part.isprintable() else b""
         problems = set()
@@ -269,7 +268,7 @@ class Rows(Store):
                 yield item
 
     def listed(self, root: Root, lister: Lister) -> Iterator[Found]:
-        """Yield what a lister yields of each database, and the rest of its files."""
+        """Yield what a lister yields of each database, and the rest of the size of its files."""
         for file in self.tables.tables(root):
             if isinstance(file, Problem):
                 yield file
@@ -302,7 +301,7 @@ class Rows(Store):
         return reason_of(error) + cure
 
     def verify(self, root: Root) -> Iterator[Finding]:
-        """Check every database, and find what is in the way of one; then check what lies next to the databases."""
+        """Check every database, and find what is in the place of one; then check what is next to the databases."""
         problems = set()
         for file in list(self.tables.tables(root)):
             if isinstance(file, Problem):
@@ -314,7 +313,7 @@ class Rows(Store):
                 yield finding
                 continue
             findings = list(self._verify_file(root, file))
-            # Sqlite takes one read error for damage.
+            # Sqlite reports a single read error as damage.
             if any(finding.code == "damaged" for finding in findings):
                 findings = list(self._verify_file(root, file))
             yield from findings
@@ -329,7 +328,7 @@ class Rows(Store):
             yield self.tables.file_finding(root, file, error)
 
     def remove(self, root: Root, targets: tuple[Entry, ...]) -> Outcome:
-        """Delete rows, then vacuum. A file goes only if it is damaged and nobody can have it open."""
+        """Delete rows, then vacuum. A file is removed only if it is damaged and nobody can have it open."""
         groups, files_apart = self._split({target.key: target for target in targets})
         outcome, failed = Outcome(self.name), list[Note]()
         for file, group in groups.items():
@@ -368,13 +367,12 @@ class Rows(Store):
             if removed:
                 skipped[file] = opened.vacuum()
         except LayerError as error:
-            failed.append(Note(file, f"its rows are gone, but: {self.explain(error)}"))
+            failed.append(Note(file, f"its rows were deleted, but: {self.explain(error)}"))
         try:
-            # Another process may have removed rows; they count here only if this one has removed some.
+            # Rows that another process removed count only if this one removed some, too.
             freed = max(0, before - opened.size()) if removed or files_whole else 0
         except OSError as error:
-            message = f"its rows are gone, but their bytes are not counted: {reason_of(error)}"
-            failed.append(Note(file, message))
+            failed.append(Note(file, f"its rows were deleted, but the freed space is unknown: {reason_of(error)}"))
         notes = tuple(Note(key, reason) for key, reason in skipped.items() if reason is not None)
         return Outcome(self.name, removed, freed, notes, tuple(failed))
 
@@ -386,12 +384,12 @@ class Rows(Store):
                     self.tables.opened(root, file).recover()
 
     def read(self, root: Root, keys: Sequence[str]) -> Mapping[str, Artifact | EntryError]:
-        """Read the rows of each file at once, and what lies next to the databases one by one."""
+        """Read the rows of each file together, and what is next to the databases one by one."""
         groups, files_apart = self._split({key: key for key in keys if self.kind_of(root, key) == ENTRY})
         return {**_each_file(groups, partial(self._read_rows, root)), **self.rest.read(root, [*files_apart])}
 
     def _read_rows(self, root: Root, file: str, keys: Sequence[str]) -> Mapping[str, Artifact | EntryError]:
-        """Return rows of one database, or the error of each; missing rows are excluded."""
+        """Return the rows of one database, or the error of each; missing rows are left out."""
         try:
             if not self.tables.is_usable(root, file):
                 return {}
@@ -399,21 +397,22 @@ class Rows(Store):
             raise Unreachable(self.name, f"cannot open: {error.strerror}", root.path / file) from error
         contents = self.tables.opened(root, file).read([self._row_key(key) for key in keys])
         present = {key: content for key, content in zip(keys, contents, strict=True) if content is not None}
-        return read_each(lambda key: self._artifact_of(root.path / file, key, present[key]), present)
 
-    def _artifact_of(self, path: Path, key: str, data: bytes | LayerError) -> Artifact:
-        if isinstance(data, LayerError):
-            raise data
-        if self.tables.checks_reads:
-            self._require_whole(key, data, path)
-        return Artifact(self.name, key, self.tables.codec.form, data, self.tables.detail(key, data))
+        def artifact_of(key: str) -> Artifact:
+            if isinstance(data := present[key], LayerError):
+                raise data
+            if self.tables.checks_reads:
+                self._require_whole(key, data, root.path / file)
+            return Artifact(self.name, key, self.tables.codec.form, data, self.tables.detail(key, data))
+
+        return read_each(artifact_of, present)
 
     def _require_whole(self, key: str, data: bytes, path: Path | str) -> None:
         for damage in self.tables.damages(key, data):
             raise Damaged(self.name, damage.message, path)
 
     def write(self, root: Root, artifacts: Sequence[Artifact], *, replace: bool = False) -> tree.Placed:
-        """Insert the rows of each file in one transaction, and place what lies next to the databases."""
+        """Insert the rows of each file in one transaction, and place what belongs next to the databases."""
         placeable: dict[str, Artifact] = {}
         results: tree.Placed = {}
         for artifact in artifacts:
@@ -421,7 +420,7 @@ class Rows(Store):
             if artifact.form == (self.tables if is_row else self.rest).codec.form:
                 placeable[artifact.key] = artifact
             else:
-                message = f"an entry of the form {artifact.form} does not have such a key"
+                message = f"an entry of the form {artifact.form} cannot have this key"
                 results[artifact.key] = Damaged(self.name, message, artifact.key)
         groups, files_apart = self._split(placeable)
         results |= _each_file(groups, partial(self.write_rows, root, replace=replace))
@@ -447,7 +446,7 @@ class Rows(Store):
         return key.partition(self.separator)[2]
 
     def _split(self, items: dict[str, T]) -> tuple[dict[str, dict[str, T]], dict[str, T]]:
-        """Return the things that are in databases, by file and key, and the others by key."""
+        """Return the items in databases by file and key, and the others by key."""
         groups: dict[str, dict[str, T]] = {}
         for key, item in items.items():
             groups.setdefault(key.partition(self.separator)[0], {})[key] = item
@@ -458,20 +457,15 @@ class Rows(Store):
 
 
 def closed_part(path: Path) -> Path:
-    """Return what of a database cannot be read, if it is a file that sqlite keeps next to it, else the database."""
+    """Return the file next to a database that this user cannot read; the database if there is none."""
     parts = (database.companion(path, suffix) for suffix in database.COMPANIONS)
     return next((part for part in parts if part.exists() and not os.access(part, os.R_OK)), path)
-
-
-def _unlisted(place: Path, error: OSError) -> Problem:
-    """Return the problem of a place that may hold entries."""
-    return Problem(place, "unreadable", f"cannot be read: {error.strerror}")
 
 
 def _each_file(
     groups: Mapping[str, Mapping[str, T]], act: Callable[[str, list[T]], Mapping[str, R | EntryError]]
 ) -> dict[str, R | EntryError]:
-    """Return the results of an act on the things of each file; an error of a file is that of each of its things."""
+    """Call ``act`` with the items of each file; return the results. An error of a file applies to each of its items."""
     results: dict[str, R | EntryError] = {}
     for file, group in groups.items():
         outcome = attempt(partial(act, file, [*group.values()]))

@@ -5,10 +5,10 @@ A running program may have the file open; unlinking, replacing or truncating it 
 file system has no room for the journal of such a transaction: if all rows are to be deleted, the file is emptied in
 place (:mod:`cachectl.layers.stores.database`) under the same lock.
 
-**Reading** changes nothing on the disk. A database is read under sqlite's shared lock. Sqlite would create files next
-to one in WAL mode, so that one is read as immutable while it has no log, and with its log while another process has it
-open. An interrupted write, or a log that is still to be applied, makes the content unknown: the next program that opens
-the database for writing finishes it, as :meth:`RowFile.recover` does.
+**Reading** changes nothing on disk. A database is read under sqlite's shared lock. Sqlite would create files next to
+one in WAL mode, so that is read as immutable if it has no log, and with its log if another process has it open. An
+interrupted write, or a log that is still to be applied, makes the content unknown: the next program that opens the
+database for writing finishes it, as :meth:`RowFile.recover` does.
 
 **Writing.** Sqlite opens its journal next to the database by name, rolls back what it finds there, and may delete
 files. So nothing is opened for writing where another user could place or replace one
@@ -52,21 +52,20 @@ _NEWEST = 2
 _FIRST_LOCKED = 0x40000000
 _LOCKED_BYTES = 512
 _CHUNK = 1 << 20
-#: Rows asked for in one query: the oldest sqlite takes 999 values.
-_ASKED_AT_ONCE = 200
+#: Rows requested in one query: the oldest sqlite takes 999 values.
+_REQUESTED_AT_ONCE = 200
 #: Rows with their values that are read before writers may continue.
 _READ_AT_ONCE = 50
 _FIRST = -(1 << 63)
+NOT_STORABLE = "the key holds characters that a database cannot store"
 #: The page size of a new file, in bytes.
 _PAGE_SIZE = 4096
-
-
 #: The values of a row, without its key.
 Values = tuple[object, ...]
 
 
 def as_bytes(value: object) -> bytes:
-    """Return the bytes of a value that a library may have stored as text, which connections decode reversibly."""
+    """Return the bytes of a value; a library may have stored text, which connections decode reversibly."""
     return value if isinstance(value, bytes) else str(value).encode(errors="surrogateescape")
 
 
@@ -96,19 +95,10 @@ class Schema(NamedTuple):
 
 
 class RowFile(TableFile):
-    """One sqlite file holding rows of one schema.
-
-    Locks are waited for ``lock_timeout`` seconds. ``shared`` says that other users who can write to it are trusted.
-    """
+    """One sqlite file of one schema. Locks are awaited ``lock_timeout`` seconds; ``shared`` trusts other writers."""
 
     def __init__(
-        self,
-        layer: str,
-        path: Path,
-        schema: Schema,
-        lock_timeout: float = LOCK_TIMEOUT,
-        *,
-        shared: bool = False,
+        self, layer: str, path: Path, schema: Schema, lock_timeout: float = LOCK_TIMEOUT, *, shared: bool = False
     ) -> None:
         super().__init__(layer, path)
         self.schema = schema
@@ -140,7 +130,7 @@ class RowFile(TableFile):
                 last = fetched[-1][0]
 
     def read(self, keys: Sequence[str]) -> list[bytes | LayerError | None]:
-        """Return the content of several rows, read a few at a time, so that writing programs do not wait for all."""
+        """Return the content of several rows, read a few at a time so that writers need not wait for all of them."""
         with self._translated():
             if plain.status_at(self.path) is None:
                 return [None for _ in keys]
@@ -158,13 +148,12 @@ class RowFile(TableFile):
         return contents
 
     def check(self) -> bool:
-        """Return whether a file has the table. Raises :class:`Damaged` if sqlite's own check complains about it."""
+        """Return whether a file has the table. Raises :class:`Damaged` if it fails sqlite's own check."""
         with self._reading() as connection:
             stated, size = database.stated_size(self.path), self.path.stat().st_size
             # Sqlite fills the rest of the last page with zeros, and ignores what follows it.
             if size < stated:
-                message = f"{size:,} bytes are fewer than the {stated:,} of its pages: the file was cut"
-                raise Damaged(self.layer, message, self.path)
+                raise Damaged(self.layer, f"the file was cut to {size:,} of {stated:,} bytes", self.path)
             (verdict,) = connection.execute("pragma quick_check(1)").fetchone()
             has_table = not _is_new(connection)
         if verdict != "ok":
@@ -172,7 +161,7 @@ class RowFile(TableFile):
         return has_table
 
     def insert(self, rows: Sequence[tuple[str, bytes]], *, replace: bool = False) -> list[bool | LayerError]:
-        """Insert the rows with free keys in one transaction; make file and table if missing."""
+        """Insert rows in one transaction; make file and table if missing."""
         names = ", ".join(f'"{column}"' for column in self.schema.columns)
         places = ", ".join("?" for _ in self.schema.columns)
         otherwise = "replace" if replace else "ignore"
@@ -186,12 +175,11 @@ class RowFile(TableFile):
             present = self._rows_in(connection, [key for key, _ in rows_given if _spellable(key)])
             for key, values in rows_given:
                 if not _spellable(key):
-                    message = "the key holds characters that a database cannot store"
-                    results.append(Damaged(self.layer, message, self.path))
+                    results.append(Damaged(self.layer, NOT_STORABLE, self.path))
                     continue
                 is_free = key not in present or (replace and not self.schema.same(present[key], values))
                 is_new = is_free and connection.execute(insertion, (*key, *values)).rowcount == 1
-                # A row inserted just now may be in the way, if the table considers two keys equal.
+                # A row that was just inserted may be in the way if the table considers two keys equal.
                 existing = values if is_new else present.get(key) or self._rows_in(connection, [key]).get(key, ())
                 present[key] = existing
                 if is_new or self.schema.same(existing, values):
@@ -202,10 +190,7 @@ class RowFile(TableFile):
         return results
 
     def delete(self, rows: Iterable[Row]) -> frozenset[Row]:
-        """Delete exactly these rows in one transaction, each only if it is still the same; return those.
-
-        Raises :class:`NoRoom` if there is no room for a journal, unless all rows are to be deleted.
-        """
+        """Delete exactly these rows in one transaction, except those that have changed; return the deleted ones."""
         planned = frozenset(rows)
         with self._writing() as connection:
             connection.execute("begin immediate")
@@ -238,16 +223,16 @@ class RowFile(TableFile):
                     self._empty(connection, error, lambda rows: not rows)
         except (Busy, NoRoom) as error:
             reason = "it is too busy" if isinstance(error, Busy) else "there is no room"
-            return f"its rows are gone, but {reason} to make the file smaller now"
+            return f"its rows were deleted, but {reason} to shrink the file now"
         return None
 
     def _empty(
         self, connection: sqlite3.Connection, error: sqlite3.Error, may_go: Callable[[list[Row]], bool]
     ) -> list[Row]:
-        """Empty the file in place after an error; return its rows.
+        """Empty the file in place after an error for lack of room; return its rows.
 
-        Raises the error if it is not for lack of room, or the file cannot be emptied in place. ``may_go`` is called
-        under sqlite's exclusive lock, and returns whether these rows may go.
+        Raises the error if it has another reason, or the file cannot be emptied. ``may_go`` returns whether these rows
+        may be deleted, and is called under sqlite's exclusive lock.
         """
         if connection.in_transaction:
             connection.execute("rollback")
@@ -272,10 +257,7 @@ class RowFile(TableFile):
             connection.execute("rollback")
 
     def recover(self) -> None:
-        """Make sqlite finish an interrupted write or apply a log, and remove an empty journal.
-
-        Raises as any writing; opens nothing if there is neither.
-        """
+        """Make sqlite finish an interrupted write or apply a log, if there is one, and remove an empty journal."""
         if not database.has_journal(self.path) and not database.has_log(self.path):
             return
         with self._writing() as connection:
@@ -304,7 +286,7 @@ class RowFile(TableFile):
                     raise self._locked_too_long(0)
                 if database.file_stamp(self.path) != stamp:
                     return CHANGED
-                # The file goes first: sqlite ignores a log without a database, and would apply one to the next.
+                # The database first: sqlite ignores a log without one, and would apply it to the next one.
                 for suffix in ("", *database.COMPANIONS):
                     atomic.remove_file(database.companion(self.path, suffix))
             finally:
@@ -331,16 +313,16 @@ class RowFile(TableFile):
     def _rows_in(self, connection: sqlite3.Connection, keys: Sequence[Sequence[str]]) -> dict[tuple[str, ...], Values]:
         """Return the values of the keys that have a row."""
         names = [f'"{column}"' for column in self.schema.columns]
-        keys_asked = [f'"asked {column}"' for column in self.schema.key]
-        width = len(keys_asked)
+        requested = [f'"requested {column}"' for column in self.schema.key]
+        width = len(requested)
         # The requested keys are returned, because a column may compare differently from Python.
-        same = " and ".join(f"{name} = {key}" for name, key in zip(names, keys_asked, strict=False))
-        query = f"select {', '.join(keys_asked + names[width:])} from asked join {self.schema.table} where {same}"
+        same = " and ".join(f"{name} = {key}" for name, key in zip(names, requested, strict=False))
+        query = f"select {', '.join(requested + names[width:])} from requested join {self.schema.table} where {same}"
         place = f"({', '.join('?' * width)})"
         fetched: dict[tuple[str, ...], Values] = {}
-        for first in range(0, len(keys), _ASKED_AT_ONCE):
-            some = keys[first : first + _ASKED_AT_ONCE]
-            rows_given = f"with asked({', '.join(keys_asked)}) as (values {', '.join(place for _ in some)})"
+        for first in range(0, len(keys), _REQUESTED_AT_ONCE):
+            some = keys[first : first + _REQUESTED_AT_ONCE]
+            rows_given = f"with requested({', '.join(requested)}) as (values {', '.join(place for _ in some)})"
             for row in connection.execute(f"{rows_given} {query}", [part for key in some for part in key]):
                 fetched.setdefault(row[:width], row[width:])
         return fetched
@@ -383,7 +365,7 @@ class RowFile(TableFile):
 
     @contextmanager
     def _connected(self, mode: str) -> Iterator[sqlite3.Connection]:
-        # Sqlite must not open a link, a pipe or so.
+        # Sqlite must not open a link or a pipe.
         plain.plain_status(self.path)
         for suffix in database.COMPANIONS:
             # Another program may remove its journal at any moment.
@@ -399,7 +381,7 @@ class RowFile(TableFile):
             connection.execute("pragma cell_size_check = on")
             foreign = database.foreign_object(connection, self.schema.create)
             if foreign is not None:
-                # A later release may make its table otherwise.
+                # A later release may make its table differently.
                 refusal = UnknownFormat if foreign == f"table {self.schema.table!r}" else Refused
                 raise refusal(self.layer, f"holds a {foreign} that its library does not make; left alone", self.path)
             yield connection
@@ -455,16 +437,13 @@ class RowFile(TableFile):
         return locks.busy(self.layer, seconds, self.path, index, advice=advice)
 
     def _pending(self) -> Pending:
-        what = "a log is pending" if database.has_log(self.path) else "an interrupted write is pending"
+        pending = "a log is pending" if database.has_log(self.path) else "an interrupted write is pending"
         command = f"sqlite3 {shlex.quote(str(self.path))} .tables"
-        message = f"{what}, which the next program that opens it finishes; so does: {command}"
+        message = f"{pending}; the next program that opens the database finishes it, as does: {command}"
         return Pending(self.layer, message, self.path)
 
     def _damaged(self, message: str) -> LayerError:
-        """Return that the file is damaged, or what else sqlite takes for damage.
-
-        That is a file that cannot be read to its end, and one of a later version of sqlite.
-        """
+        """Return that the file is damaged, unless it cannot be read to its end or is of a later version of sqlite."""
         try:
             handle = plain.open_plain(self.path)
             try:

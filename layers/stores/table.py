@@ -1,4 +1,4 @@
-"""Tables: the rows of one file, of which a store knows no more than their keys and sizes.
+"""Tables: the rows of one file, of which a store knows only the keys and sizes.
 
 Three kinds of file are tables: databases of sqlite (:mod:`~cachectl.layers.stores.rows`), text files of records
 (:mod:`~cachectl.layers.stores.records`), and the pairs of files of Mesa (:mod:`cachectl.layers.mesa.pairs`).
@@ -30,7 +30,7 @@ class Row(NamedTuple):
 
 
 class TableFile(ABC):
-    """The rows of one file. A kind of file has the six methods before :meth:`gone`; some need the others, too.
+    """The rows of one file. Each kind of file has the six methods before :meth:`gone`; some override others.
 
     Every method raises :class:`LayerError`: :class:`Busy` if a lock outlasts the timeout, :class:`Damaged` if the
     library could not use the file, :class:`Refused` if it holds what the library does not make, and
@@ -51,26 +51,26 @@ class TableFile(ABC):
 
     @abstractmethod
     def insert(self, rows: Sequence[tuple[str, bytes]], *, replace: bool = False) -> list[bool | LayerError]:
-        """Insert the rows with free keys, given with their content; make the file if missing.
+        """Insert keys with their content, with ``replace`` also over present ones; make the file if missing.
 
-        Returns for each: ``True`` if it was inserted, ``False`` if the same row was present, else the error:
-        :class:`EntryExists` if a different one is present and ``replace`` is not set.
+        Returns ``True`` for each that was inserted, ``False`` if the same row was present, else the error, such as
+        :class:`EntryExists`.
         """
 
     @abstractmethod
     def delete(self, rows: Iterable[Row]) -> frozenset[Row]:
-        """Delete exactly these rows, each only if it is still the same; return those."""
+        """Delete exactly these rows, except those that have changed; return the deleted ones."""
 
     def check(self) -> bool:
         """Return whether there is a table. Raises :class:`Damaged` if the library could not use it."""
         return bool(self.rows())
 
     def size(self) -> int:
-        """Return the bytes that the file takes on the disk, with those that belong to it. Raises :class:`OSError`."""
+        """Return the bytes that the file and those next to it take on disk. Raises :class:`OSError`."""
         return sum(database.sizes_of(self.path))
 
     def gone(self, rows: Iterable[Row]) -> int:
-        """Return how many rows have gone, after an attempt to delete these has failed."""
+        """Return how many of these rows are missing, after an attempt to delete them has failed."""
         return sum(content is None for content in self.read([row.key for row in rows]))
 
     def vacuum(self) -> str | None:
@@ -81,7 +81,7 @@ class TableFile(ABC):
         """Finish an interrupted write, or roll it back, as the next program would."""
 
     def remove_damaged(self, stamp: tuple[int, ...], in_use: Callable[[Path], str | None]) -> str | None:
-        """Remove the whole file if its library cannot use it; return why it stays, or ``None``.
+        """Remove the file if its library cannot use it; return why it was kept, or ``None``.
 
         ``stamp`` is that of :func:`database.file_stamp`; ``in_use`` returns who may have the file open.
         """
@@ -89,18 +89,15 @@ class TableFile(ABC):
         return CHANGED
 
     def changed_since(self, stamp: tuple[int, ...]) -> str:
-        """Return that a file has changed that was damaged. Raises :class:`Unreachable` if it is the same file.
-
-        Sqlite takes an error of the disk for damage.
-        """
+        """Return that a damaged file has changed. Raises :class:`Unreachable` if not: then its disk failed."""
         if database.file_stamp(self.path) == stamp:
-            message = "its disk failed while it was checked, and does not now; run the command again"
+            message = "its disk failed during the check, but works now; run the command again"
             raise Unreachable(self.layer, message, self.path)
         return CHANGED
 
     @contextmanager
     def translated(self, verb: str) -> Iterator[None]:
-        """Raise errors of the operating system as :class:`LayerError`; ``verb`` is what was done to the file."""
+        """Translate errors of the operating system to :class:`LayerError`; ``verb`` says what was attempted."""
         try:
             yield
         except LayerError:
@@ -109,7 +106,7 @@ class TableFile(ABC):
             if error.errno == errno.ELOOP:
                 raise Refused(self.layer, "a link is not followed", self.path) from error
             message = f"cannot {verb}: {error.strerror or error}"
-            # A file that is too large to be read has one of these, too.
+            # Reading a file that is too large also fails with one of these.
             if error.errno in handles.NO_ROOM and verb != "read":
                 raise NoRoom(self.layer, message + MAKE_ROOM, self.path) from error
             raise Unreachable(self.layer, message, self.path) from error

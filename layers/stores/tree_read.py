@@ -1,8 +1,8 @@
 """Entries in a folder tree, listed and read relative to open directory handles.
 
-A :class:`Tree` has the *shapes* of what it sees, each with a pattern for each path component. Names that do not match
-are not listed, and only listed things can be removed. Links inside a root are never followed; a root that is itself a
-link is resolved once, when it is opened. :mod:`~cachectl.layers.stores.tree_write` places entries, and
+A :class:`Tree` has *shapes*, each with a pattern for each path component. Names that match none are not listed, and
+only listed things can be removed. Links inside a root are never followed; a root that is itself a link is resolved
+once, when it is opened. :mod:`~cachectl.layers.stores.tree_write` places entries, and
 :mod:`~cachectl.layers.stores.tree_remove` removes things.
 """
 
@@ -26,8 +26,8 @@ from cachectl.layers.core.store import EntryError
 from cachectl.layers.core.switch import Ability
 from cachectl.layers.disk import atomic, handles, plain
 
-_WITHOUT = "this platform cannot act relative to an open folder, so nothing could be changed safely"
-#: Abilities that layers over trees lack where nothing is removed safely.
+_WITHOUT = "this platform cannot act relative to an open folder, so nothing can be changed safely"
+#: Abilities that layers over trees lack on such a platform.
 REFUSALS: Mapping[Ability, str] = (
     {} if os.unlink in os.supports_dir_fd else dict.fromkeys((Ability.PUT, Ability.CLEAR), _WITHOUT)
 )
@@ -36,14 +36,14 @@ OWN_TEMPORARY = regex(r"\.cachectl-(?:stage|trash)-[0-9a-f]{32}")
 GONE = "already gone"
 CHANGED = "changed since it was planned"
 _FOREVER = float("inf")
-#: Errors that say that a place is taken, by a file or a folder.
+#: Errors that mean that a path is taken by a file or a folder.
 TAKEN = frozenset({errno.EEXIST, errno.ENOTEMPTY})
 
-#: Makes what is held while entries are renamed, given the open root.
+#: Makes the context in which entries are renamed, given the open root.
 Guard = Callable[[int], AbstractContextManager[object]]
 #: The files of an entry by their paths in it; the path is empty if the entry is a file.
 Members = Mapping[str, bytes]
-#: What became of entries, as :meth:`~cachectl.layers.core.store.Store.write` says.
+#: The results of entries, as :meth:`~cachectl.layers.core.store.Store.write` says.
 Placed = dict[str, bool | EntryError]
 #: Returns whether empty folders may be removed now.
 Tidy = Callable[[], bool]
@@ -52,21 +52,19 @@ Tidy = Callable[[], bool]
 class Shape(NamedTuple):
     """The form of one kind of thing in a tree: one pattern per path component, the last being the thing itself.
 
-    If these are folders, every file in them must match ``members`` (``None``: anything); one with another file is left
-    alone. Without the files in ``first`` the library takes a folder for a miss: they are removed first if the folder
-    cannot be renamed.
+    Every file in a folder must match ``members`` (``None``: anything); a folder with another file is left alone.
+    Without the files in ``first`` a folder is a miss to the library: they are removed first if it cannot be renamed.
 
     If an entry is a file with others next to it, their names match ``companions``, and the first group of that pattern
     matches the same text as the first group of the entry's own. Without the entry's own file the library finds none of
     them: it is placed last and removed first.
 
-    Things with a ``because`` are orphans, such as leaked temporaries; ``idle_only`` says that a live process may
-    still be writing one. ``sizes`` accepts only files of so many bytes, or folders with so
-    many names, and ``private`` only what no other user may read, as ``mkstemp`` makes it. ``sums`` is set for files
-    that belong to the cache as a whole.
+    Things with a ``because`` are orphans, such as leaked temporaries; ``idle_only`` says that a live process may still
+    be writing one. ``sizes`` lists the bytes that a file, or the number of names that a folder, may have. ``private``
+    accepts only what no other user may read, as ``mkstemp`` makes it. ``sums`` marks files of the cache as a whole.
 
-    ``resembles`` is set for what no known version makes, but a later one might: files or folders of other lengths or
-    versions. Only what has no other shape has this one, and no name that systems make.
+    ``resembles`` marks what no known version makes, but a later one might: names of another length or version. It
+    applies only to what has no other shape, and not to names that systems make.
     """
 
     levels: tuple[re.Pattern[str], ...]
@@ -85,7 +83,7 @@ class Shape(NamedTuple):
 
     @property
     def move(self) -> Callable[..., None]:
-        """Return what moves a file of an entry to a free place, or a folder to one that has no content."""
+        """Return the function that moves a file to a free path, or a folder to one that is free or empty."""
         return os.rename if self.folders else atomic.place_new
 
     @property
@@ -99,7 +97,7 @@ class Shape(NamedTuple):
         return self.because is None and not self.sums and not self.resembles
 
     def strange(self, name: str, paths: Iterable[str]) -> str | None:
-        """Return the first path, by name, of those that are no file of the entry of this name."""
+        """Return the first path, by name, that does not belong to the entry of this name."""
         if self.companions is not None:
             own = {name, *self.beside((name, *paths)).get(name, ())}
             return min((path for path in paths if path not in own), default=None)
@@ -108,7 +106,7 @@ class Shape(NamedTuple):
         return min(wrong, default=None)
 
     def misfit(self, members: Mapping[str, os.stat_result]) -> str | None:
-        """Return the first strange path in the folder of an entry, by name; else the first link, pipe or so."""
+        """Return the first path in an entry's folder, by name, that does not match; else the first special file."""
         if (pattern := self.members) is None:
             return None
         matches = pattern.fullmatch
@@ -116,7 +114,7 @@ class Shape(NamedTuple):
         return min(wrong, key=lambda path: (matches(path) is not None, path), default=None)
 
     def beside(self, names: Iterable[str]) -> dict[str, list[str]]:
-        """Return the companions among the names of a folder by the name of their entry, ``""`` if it is not there."""
+        """Return the companions among the names of a folder by the name of their entry, ``""`` if that is missing."""
         matched: dict[str, list[str]] = {}
         if self.companions is not None:
             own = {name: match[1] for name in sorted(names) if (match := self.levels[-1].fullmatch(name)) is not None}
@@ -132,11 +130,11 @@ class Shape(NamedTuple):
         return len(parts) == len(self.levels) and self.leads_to(parts)
 
     def leads_to(self, parts: Sequence[str]) -> bool:
-        """Return whether the components of a path match the patterns, as far as there are both."""
+        """Return whether the components of a path match the patterns, up to the shorter of the two."""
         return all(pattern.fullmatch(part) for pattern, part in zip(self.levels, parts, strict=False))
 
     def owns(self, parts: Sequence[str]) -> bool:
-        """Return whether a path, by its name, is a thing of this shape, a companion, above such a thing, or in one."""
+        """Return whether a path, by its name, is a thing of this shape, its companion, above it or in it."""
         if self.leads_to(parts) and (self.folders or len(parts) <= len(self.levels)):
             return True
         if self.companions is None or len(parts) != len(self.levels):
@@ -144,7 +142,7 @@ class Shape(NamedTuple):
         return self.leads_to(parts[:-1]) and self.companions.fullmatch(parts[-1]) is not None
 
     def takes(self, folder: int, name: str, status: os.stat_result) -> bool:
-        """Return whether a thing in an open folder has this shape, whose name has."""
+        """Return whether a thing in an open folder, whose name matches, has this shape."""
         if self.resembles:
             return (stat.S_ISDIR(status.st_mode) or stat.S_ISREG(status.st_mode)) and not SYSTEM_NAME.fullmatch(name)
         is_kind = stat.S_ISDIR if self.folders else stat.S_ISREG
@@ -156,24 +154,24 @@ class Shape(NamedTuple):
 
 
 OWN = Shape((OWN_TEMPORARY,), folders=True, because="left by an interrupted cachectl", idle_only=False)
-_STRAY = Shape((), because="a file of an entry that is not there")
+_STRAY = Shape((), because="a file of an entry that is missing")
 _ABOVE = Shape((), sums=True)
-#: Names that systems and people give to files in any folder.
+#: Names that systems and users give to files in any folder.
 SYSTEM_NAME = regex(r"\.nfs.*|\.DS_Store|CACHEDIR\.TAG|lost\+found|README.*", re.DOTALL)
 STRANGE_NAME = "has a name of another length, form or version than this cachectl knows; left alone"
 
 
 def resembling(*levels: str | re.Pattern[str]) -> Shape:
-    """Return the shape of what resembles an entry, by the pattern of each component of its path."""
+    """Return the shape of what resembles an entry, given the pattern of each path component."""
     return Shape(tuple(regex(level) if isinstance(level, str) else level for level in levels), resembles=True)
 
 
 class Leaf(NamedTuple):
-    """A thing on the disk: an entry, an orphan or a file of the whole cache, as its shape says.
+    """A thing on disk: an entry, an orphan or a file of the cache as a whole, by its shape.
 
-    ``members`` are its files by their paths in it; the path is empty if the thing is a file. ``folders`` are its
-    folders, as :func:`~cachectl.layers.disk.handles.gather` names them. ``head`` is the beginning of such an entry, if
-    requested. The last number of the entry's stamp is the newest change (ns), that of folders included.
+    ``members`` are its files by their paths in it, empty if the thing is a file; ``folders`` are its folders, named as
+    by :func:`~cachectl.layers.disk.handles.gather`. ``head`` is the beginning of the entry, if requested. The last
+    number of the entry's stamp is the newest change (ns), including those of folders.
     """
 
     entry: Entry
@@ -195,38 +193,33 @@ class Leaf(NamedTuple):
 
     @property
     def found(self) -> Entry | Usage:
-        """Return what a scan yields of it."""
+        """Return what a scan yields for it."""
         entry = self.entry
         is_sum = self.shape.sums and not entry.is_unknown
         return Usage(files=entry.files, bytes=entry.bytes) if is_sum else entry
 
     def as_unknown(self, because: str | None) -> Leaf:
-        """Return a thing that is none of a known format for a reason; as it is if there is none."""
+        """Return it as one of an unknown format; unchanged if there is no reason for that."""
         return self if because is None else self._replace(entry=unknown(self.entry, because))
 
 
 class Tree:
-    """The things of some shapes under one root; the first shape that takes a thing counts.
-
-    ``handle`` is the root's open folder; without it, each method opens the root by its path.
-    """
+    """The things of some shapes under one root, whose open folder may be ``handle``; the first fitting shape counts."""
 
     def __init__(self, layer: str, root: Path, *shapes: Shape, handle: int | None = None) -> None:
         self._handle = handle
         self.layer = layer
         self.root = root
         self.shapes = (OWN, *shapes)
-        #: The bytes that the folders above things take on the disk.
+        #: The bytes that the folders above things take on disk.
         self._above_things = 0
         self._head, self._before = 0, _FOREVER
 
     def scan(self, *, head: int = 0, before: float = _FOREVER) -> Iterator[Leaf | Problem]:
-        """Yield what is there (of entries the first ``head`` bytes too), and a problem for what cannot be read.
+        """Yield things with the first ``head`` bytes of entries, and a problem for what cannot be read.
 
-        The head of a folder is that of its shape's ``first`` file. ``before`` is the time of the last change (epoch
-        seconds) from which on no head is read.
-
-        The last are the folders above things, as a sum; the root itself stays, and is not counted.
+        The head of a folder is that of its shape's ``first`` file; none is read of an entry that was changed since
+        ``before`` (epoch seconds). The folders above things come last, as a sum without the root, which always stays.
         """
         self._above_things, self._head, self._before = 0, head, before
         with self.opened() as handle:
@@ -236,7 +229,7 @@ class Tree:
             yield Leaf(Entry(self.layer, ".", self.root, self._above_things, 0), {}, _ABOVE)
 
     def leaves(self) -> Iterator[Leaf]:
-        """Yield what is no orphan. Raises :class:`Unreachable` if something may have been overlooked."""
+        """Yield all but orphans. Raises :class:`Unreachable` if an entry may have been missed."""
         for leaf in self.scan():
             if isinstance(leaf, Problem):
                 if leaf.hides:
@@ -302,10 +295,7 @@ class Tree:
         fitting: Sequence[Shape] | None = None,
         beside: Mapping[str, Sequence[str]] | None = None,
     ) -> Leaf | Problem | list[Shape] | None:
-        """Return the thing of a name, or why it is none; the shapes of what may lie in a folder above things.
-
-        What only resembles a thing stands last among the shapes.
-        """
+        """Return the thing at a path, or its problem; for a folder above things, the shapes of what may be in it."""
         name, depth = parts[-1], len(parts)
         status = plain.status_at(name, dir_fd=folder)
         if status is None:
@@ -341,22 +331,18 @@ class Tree:
             sum(map(handles.size_of, statuses)),
             len(members),
             modified=newest / 1e9,
-            # Not the blocks: a disk may assign them after the last change.
+            # Not the blocks, which a file system may assign after the last change.
             stamp=(len(members), sum(member.st_size for member in members.values()), newest),
         )
         if shape.because is not None:
             entry = orphan(entry, shape.because)
-        head = self._beginning(folder, name, shape, members) if is_read else b""
+        file = shape.first[0] if shape.folders and shape.first else ""
+        path = f"{name}/{file}" if file else name
+        head = plain.read_plain(path, dir_fd=folder, limit=self._head) if is_read and file in members else b""
         return Leaf(entry, members, shape, head, folders).as_unknown(strange)
 
-    def _beginning(self, folder: int, name: str, shape: Shape, members: Mapping[str, object]) -> bytes:
-        file = shape.first[0] if shape.folders and shape.first else ""
-        if file not in members:
-            return b""
-        return plain.read_plain(f"{name}/{file}" if file else name, dir_fd=folder, limit=self._head)
-
     def _unread(self, parts: Sequence[str], error: OSError, shapes: Sequence[Shape]) -> Iterator[Problem]:
-        """Yield the problem of what cannot be read, unless it is a folder in which something may resemble an entry."""
+        """Yield the problem of what cannot be read, unless it could only hold what resembles entries."""
         if not shapes or any(not shape.resembles or len(shape.levels) == len(parts) for shape in shapes):
             code = "unrecognised" if error.errno == errno.ELOOP else "unreadable"
             yield self._problem(parts, code, f"cannot be read: {error.strerror}")
@@ -365,10 +351,7 @@ class Tree:
         return Problem(self.root.joinpath(*parts), code, message)
 
     def read_members(self, key: str, wanted: Callable[[str], bool] | None = None) -> dict[str, bytes] | None:
-        """Return the files of an entry by their paths in it, or only the ``wanted`` ones; ``None`` is a miss.
-
-        Raises :class:`Unreachable`, with its path, if one cannot be read.
-        """
+        """Return an entry's files, or the ``wanted`` ones, by path; ``None`` is a miss. Raises :class:`Unreachable`."""
         shape = entry_shape(self.shapes, key)
         if shape is None:
             return None
@@ -416,7 +399,7 @@ class Tree:
 
     @contextmanager
     def opened(self) -> Iterator[int | None]:
-        """Open the root, ``None`` if it is missing. Raises :class:`Unreachable`."""
+        """Open the root; yield ``None`` if it is missing. Raises :class:`Unreachable`."""
         with ExitStack() as stack:
             handle = self._handle
             try:
@@ -427,9 +410,9 @@ class Tree:
 
     @contextmanager
     def _above(self, path: str) -> Iterator[tuple[int | None, str]]:
-        """Open the folder above something, and yield it with the name in it.
+        """Open the folder above a path; yield it, or ``None`` if it is missing or behind a link, and the last name.
 
-        The folder is ``None`` if it is missing or behind a link. Errors of reading become :class:`Unreachable`.
+        Errors of reading become :class:`Unreachable`.
         """
         *above, name = path.split("/")
         try:
@@ -453,12 +436,12 @@ class Tree:
         return self.unreachable(f"cannot read {file}".rstrip(), f"{key}/{path}" if path else key, error)
 
     def unreachable(self, verb: str, path: str, error: OSError) -> Unreachable:
-        """Return the error of doing something to a path below the root."""
+        """Return the error of an action on a path below the root."""
         return Unreachable(self.layer, f"{verb}: {error.strerror or error}", self.root / path)
 
 
 def entry_shape(shapes: Iterable[Shape], key: str) -> Shape | None:
-    """Return the shape of the entry with a key; ``None`` if no entry has such a key."""
+    """Return the shape of the entry with a key; ``None`` if no entry can have that key."""
     return next((shape for shape in shapes if shape.is_entry and shape.accepts(key)), None)
 
 
@@ -468,7 +451,7 @@ def _names_in(folder: int, name: str) -> int:
 
 
 def _measured(folder: int, name: str, status: os.stat_result) -> tuple[handles.Statuses, handles.Statuses]:
-    """Return the files and the folders of a thing by their paths. Raises :class:`OSError` if it has just vanished."""
+    """Return the files and the folders of a thing by their paths. Raises :class:`OSError` if it just vanished."""
     if not stat.S_ISDIR(status.st_mode):
         return {"": status}, {}
     members: handles.Statuses = {}

@@ -1,4 +1,4 @@
-"""Things of a tree are removed: judged again, moved into a trash folder, then deleted."""
+"""Removes things of a tree: each is checked again, moved into a trash folder, then deleted."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cachectl.layers.disk import atomic, handles, plain
 from cachectl.layers.stores.tree_read import CHANGED, GONE, OWN, TAKEN, Guard, Leaf, Tidy, Tree
 from cachectl.layers.stores.tree_write import move_out
 
-#: Why an empty folder above entries is left.
+#: Why an empty folder above entries is kept.
 IN_USE = "a running program may be about to make an entry in it"
 _TRASH = ".cachectl-trash-"
 #: A folder in the trash: its name there, and the bytes that the deletion of each file and folder in it frees.
@@ -35,8 +35,8 @@ def remove_things(
     A folder is renamed into a trash folder of the same root before it is deleted, so that no reader sees half of it. If
     overlayfs cannot rename it, it is deleted in place, the shape's ``first`` files before the others. ``step`` is
     called for each thing; ``guard`` makes the context of the renames. If ``tidy`` returns true, empty folders are
-    removed too: those above the removed things, and planned ones. A program that is about to make an entry in such a
-    folder would fail, so it may return true only while no program uses the root.
+    removed, both planned ones and those above removed things. It may do so only while no program uses the root: one
+    that is about to make an entry in such a folder would fail.
     """
     skipped: list[Note] = []
     failed: list[Note] = []
@@ -50,7 +50,7 @@ def remove_things(
             moved: list[_Moved] = []
             with guard(root):
                 for entry, parent in _with_parents(root, entries):
-                    # What is only moved is half done.
+                    # Moving is the first half of a removal.
                     step(1 / 2)
                     try:
                         reason = _remove_from(tree, parent, entry, trash, moved=moved, freed=freed, tidy=tidy)
@@ -65,7 +65,7 @@ def remove_things(
             step((len(entries) - len(moved)) / 2)
             for name, files in moved:
                 step(1 / 2)
-                # What is left goes with the trash folder.
+                # The rest is removed with the trash folder.
                 with suppress(OSError):
                     atomic.delete_listed(trash() or root, name, files, freed)
             if tidy():
@@ -79,7 +79,7 @@ def remove_things(
 
 
 def _make_trash(stack: ExitStack, root: int, freed: list[int]) -> int | None:
-    """Make a folder for folders that are to be deleted; ``None`` on a full disk, where there is no room for it."""
+    """Make the trash folder; return ``None`` if a full disk has no room for it."""
     try:
         return stack.enter_context(atomic.own_folder(root, _TRASH, freed))
     except OSError as error:
@@ -98,10 +98,10 @@ def _remove_from(
     freed: list[int],
     tidy: Tidy,
 ) -> str | None:
-    """Remove one thing in an open folder; return why it was left, or ``None``.
+    """Remove one thing in an open folder; return why it was kept, or ``None``.
 
-    Adds to ``moved`` what it moves into the trash, and to ``freed`` the bytes of what it deletes. Raises the error
-    that kept the folder from being opened.
+    Adds to ``moved`` what it moves into the trash, and to ``freed`` the bytes of what it deletes. Raises ``parent`` if
+    that is an error.
     """
     if parent is None:
         return GONE
@@ -117,7 +117,7 @@ def _remove_from(
             return IN_USE
         if not _removed_empty(parent, name, freed):
             return CHANGED
-    # What an interrupted removal left is in the trash already; no program reads it.
+    # Leftovers of an interrupted removal are in a trash folder already; no program reads them.
     elif shape.folders and shape is not OWN and (folder := trash()) is not None:
         place = str(len(moved))
         if move_out(shape, parent, name, folder, place, freed=freed):
@@ -125,14 +125,14 @@ def _remove_from(
     else:
         atomic.delete(parent, name, freed, first=shape.first)
         for file in filter(None, leaf.members if shape.companions is not None else ()):
-            # What is left is an orphan now.
+            # A file that remains is an orphan now.
             with suppress(OSError):
                 atomic.delete(parent, file, freed)
     return None
 
 
 def _with_parents(root: int, entries: Iterable[Entry]) -> Iterator[tuple[Entry, int | OSError | None]]:
-    """Yield entries with the open folder above each, ``None`` if that has gone, or the error of opening it."""
+    """Yield entries with the open folder above each, ``None`` if that is missing, or the error of opening it."""
     for above, members in groupby(entries, lambda entry: entry.key.rpartition("/")[0]):
         group = iter([*members])
         try:

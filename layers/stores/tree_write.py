@@ -1,4 +1,4 @@
-"""Entries of a tree are placed: staged in one folder of the root, moved into their places, and synced together."""
+"""Places entries of a tree: stages them in one folder of the root, moves each to its path, and syncs all together."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def write_entries(
     replace: bool = False,
     wanted: Callable[[str], bool] | None = None,
 ) -> Placed:
-    """Place entries, given file by file, each whole or not at all, and sync them to the disk together.
+    """Place entries, given file by file, each completely or not at all, and sync them to disk together.
 
-    Returns what became of each. An entry that is there is the same if its ``wanted`` files are. ``guard`` makes the
-    context of the renames.
+    Returns the result of each. An existing entry is the same if its ``wanted`` files are. ``guard`` makes the context
+    of the renames.
     """
     existing = {key: _standing(tree, key, files, replace, wanted) for key, files in entries.items()}
     outcome: Placed = {key: placed for key, placed in existing.items() if placed is not None}
@@ -41,7 +41,7 @@ def write_entries(
             if outcome.setdefault(key, _failure(tree, key, error)) is True:
                 outcome[key] = Unsettled(tree.layer, message, tree.root / key)
     for key, files in free.items():
-        # Another process may just have placed the same.
+        # Another process may just have placed the same entry.
         if isinstance(outcome[key], EntryExists) and _standing(tree, key, files, replace, wanted) is False:
             outcome[key] = False
     return outcome
@@ -50,7 +50,7 @@ def write_entries(
 def _standing(
     tree: Tree, key: str, files: Members, replace: bool, wanted: Callable[[str], bool] | None
 ) -> bool | EntryError | None:
-    """Return ``False`` if an entry is there already, the error if it cannot be placed, ``None`` if it may be."""
+    """Return ``False`` if an entry exists already, the error if it cannot be placed, ``None`` if it can be."""
     if entry_shape(tree.shapes, key) is None:
         return not_a_key(tree.layer, key)
     if not files:
@@ -65,7 +65,7 @@ def _standing(
 
 
 def _place(tree: Tree, entries: Mapping[str, Members], outcome: Placed, guard: Guard, *, replace: bool) -> None:
-    """Stage entries in one folder, move each into its place, and sync them; add the result of each to ``outcome``."""
+    """Stage entries in one folder, move each to its path, and sync them; add the result of each to ``outcome``."""
     tree.root.mkdir(mode=0o700, parents=True, exist_ok=True)
     with tree.opened() as root, ExitStack() as stack:
         if root is None:
@@ -88,7 +88,7 @@ def _place(tree: Tree, entries: Mapping[str, Members], outcome: Placed, guard: G
 
 
 def _fill(tree: Tree, stage: int, name: str, key: str, members: Members, *, failed: Placed) -> bool:
-    """Write an entry into the stage; return whether that succeeded, else add its error to ``failed``."""
+    """Write an entry into the stage; return whether that succeeded, and if not, add the error to ``failed``."""
     shape = entry_shape(tree.shapes, key)
     try:
         for path, content in members.items():
@@ -117,7 +117,7 @@ def _failure(tree: Tree, key: str, error: OSError | ValueError) -> LayerError:
 
 
 def _move_in(tree: Tree, root: int, stage: int, staged: str, key: str, *, replace: bool) -> LayerError | None:
-    """Move a staged entry into its place below the open root; return the error."""
+    """Move a staged entry to its path below the open root; return the error."""
     parts = key.split("/")
     for tries_left in reversed(range(_TRIES)):
         try:
@@ -125,12 +125,12 @@ def _move_in(tree: Tree, root: int, stage: int, staged: str, key: str, *, replac
                 wrong = ""
                 if plain.status_at(parts[-1], dir_fd=parent) is None:
                     if tree.companions(parent, parts):
-                        wrong = "files of an entry that is not there are in its place; cachectl purge removes them"
+                        wrong = "files of a missing entry are in its place; cachectl purge removes them"
                 elif not isinstance(leaf := tree.recognise(parent, parts), Leaf) or leaf.entry.is_unknown:
                     # Another process may be replacing it.
                     if tries_left:
                         continue
-                    reason = leaf.entry.because if isinstance(leaf, Leaf) else "is no entry; left alone"
+                    reason = leaf.entry.because if isinstance(leaf, Leaf) else "is not an entry; left alone"
                     wrong = f"what has its name {reason}"
                 elif not replace:
                     return EntryExists(tree.layer, tree.root / key)
@@ -147,7 +147,7 @@ def _move_in(tree: Tree, root: int, stage: int, staged: str, key: str, *, replac
 
 
 def _exchange(tree: Tree, stage: int, staged: str, parent: int, key: str, *, replace: bool) -> None:
-    """Move an entry to its place, its own file last; after an error the old one is back unless one was placed."""
+    """Move an entry to its path, its own file last; after an error the old one is back, unless one was placed."""
     parts = key.split("/")
     shape, name = entry_shape(tree.shapes, key), parts[-1]
     if shape is None or (replace and not shape.is_packed):
@@ -176,7 +176,7 @@ def _exchange(tree: Tree, stage: int, staged: str, parent: int, key: str, *, rep
 
 
 def move_out(shape: Shape, source: int, name: str, to: int, place: str, *, freed: list[int]) -> bool:
-    """Move an entry out of its place, or delete it there; return whether it was moved."""
+    """Move an entry away, or delete it in place; return whether it was moved."""
     try:
         shape.move(name, place, src_dir_fd=source, dst_dir_fd=to)
     except OSError as error:

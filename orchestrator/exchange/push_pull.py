@@ -112,7 +112,7 @@ def push_layers(
         elif named:
             outcome.failed.append(Note("*", f"cannot get: {reason}"))
     plan = copying.missing(source, store, keys, result, selection, besides=besides)
-    remembered = ledger.Ledger({}, [])
+    remembered = ledger.empty()
     with contextlib.suppress(CachectlError):
         remembered = ledger.read(stack.environment)
     for key, entries in plan[:]:

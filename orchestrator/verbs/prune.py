@@ -86,7 +86,7 @@ def plan_prune(
     going: dict[Layer, list[Entry]] = {layer: [] for layer in layers}
     unread: dict[Layer, list[Note]] = {layer: [] for layer in going}
     unknown: dict[Layer, list[Note]] = {layer: [] for layer in going}
-    book, now = ledger.Ledger({}, []), 0.0
+    book, now = ledger.empty(), 0.0
     if going and limits.bytes is not None:
         environment = next(iter(going)).environment
         book, now = ledger.readable(environment), environment.clock()

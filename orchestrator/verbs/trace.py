@@ -14,7 +14,7 @@ from cachectl.show.table import Table
 from cachectl.switching import child
 from cachectl.watching import evidence, ledger, timeline
 from cachectl.watching.portable import building
-from cachectl.watching.trace import tracing
+from cachectl.watching.trace import Recorder
 
 EXAMPLE = "cachectl trace --explain -- python simulation.py"
 OPTIONS = (
@@ -65,16 +65,18 @@ def trace(
     """
     with ExitStack() as block:
         signals = block.enter_context(child.signals_held())
-        scratch = child.isolated_root(stack.environment, notice=notice)
-        folder = child.try_extra(_UNWATCHED, partial(block.enter_context, scratch), notice)
-        watched: tuple[timeline.Trace, dict[str, str]] | None = None
-        if folder is not None:
-            watching = tracing(stack, folder, notice, explain=explain, remembers=remembers)
-            watched = child.try_extra(_UNWATCHED, partial(block.enter_context, watching), notice)
-        traced, variables = watched or (timeline.Trace(verdict="Unknown: the run was not watched."), {})
-        traced.command = tuple(command)
-        traced.exit_status = child.run(command, variables, stack.environment, signals)
-    return traced
+
+        def start() -> tuple[Recorder, dict[str, str]]:
+            folder = block.enter_context(child.isolated_root(stack.environment, notice=notice))
+            recorder = Recorder(stack, folder, notice, remembers=remembers)
+            block.callback(recorder.stop)
+            return recorder, recorder.start()
+
+        recorder, variables = child.try_extra(_UNWATCHED, start, notice) or (None, {})
+        status = child.run(command, variables, stack.environment, signals)
+        if recorder is not None:
+            return recorder.finish(command, status, explain=explain)
+    return timeline.Trace(tuple(command), status, verdict="Unknown: the run was not watched.")
 
 
 def run(request: verbs.Request) -> int:

@@ -22,92 +22,94 @@ class Cause(NamedTuple):
 
 
 _SEEN = "certain"
-#: The runs have it in common with nothing else; that nothing more differs is not known.
+#: It differs between the runs; whether something else differs too is unknown.
 _COMPARED = "certain that it differs"
 
 OFF = Cause(
-    "the cache of {layer} is {state} ({reason})",
+    "the {layer} cache is {state} ({reason})",
     "the variables of the program at its builds",
     _SEEN,
     "look in the program and its job script for the variable; `cachectl doctor` gives the command for the shell",
 )
 COLLISION = Cause(
-    "its entry in {layers} has another key, of the same hash",
+    "another key in {layers} has the same hash",
     "the library's own exception",
     _SEEN,
     "nothing: both are compiled again in turn, which a new version of the library ends",
 )
 UNCOMPARED = Cause(
-    "earlier runs were not asked",
+    "earlier runs were not compared",
     "`--no-ledger`, or a ledger that cannot be read",
     _SEEN,
     "trace it without `--no-ledger`",
 )
 OLDER = Cause(
-    "{layer} has an entry of it for {before}, and this run is on {now}",
+    "{layer} has an entry of it for {before}, but this run used {now}",
     "entries that were there before the run, where no earlier run is known",
     _COMPARED,
     "nothing, if the driver was to change; `cachectl prune --stale` removes what only the old one hits",
 )
 NEW = Cause(
-    "the ledger of traces has no run that built it",
+    "no earlier traced run built it",
     "the ledger",
     _SEEN,
     "nothing: it is new, or was built by runs without `trace`",
 )
 OTHER_PROGRAM = Cause(
-    "the ledger has no run of {program} that built it; {other} built another kernel of this name",
+    "no earlier traced run of {program} built it; {other} built another kernel of this name",
     "the ledger",
     _SEEN,
     "nothing: it is another kernel",
 )
-RENAMED = Cause("it is `{before}` with another name", "the sources in the ledger", _SEEN, "give the kernel one name")
+RENAMED = Cause("it is `{before}` under another name", "the sources in the ledger", _SEEN, "give the kernel one name")
 MOVED = Cause(
-    "the cache of {layer} is {place} ({source}), and was {before}",
+    "the {layer} cache moved from {before} to {place} ({source})",
     "the variables and folders of the program at its builds",
     _SEEN,
     "look for the variable, or for a folder that is relative to where the program starts",
 )
 CHANGED = Cause(
-    "{name} is {now}, and was {before}",
+    "{name} changed from {before} to {now}",
     "versions of Python, of the driver, and of packages that are part of keys; variables that drivers hash",
     _COMPARED,
-    "nothing, if you meant it; else start from a [store](store.md) of that environment",
+    "nothing, if it was intended; else start from a [store](store.md) of that environment",
 )
 DEVICE = Cause(
-    "the device is {now}, and was {before}",
+    "the device changed from {before} to {now}",
     "the context of the build",
     _COMPARED,
     "nothing: a cache holds code for one device",
 )
 INCLUDES = Cause(
-    "PyOpenCL, whose folder is an option of each build, is {now}, and was {before}",
+    "PyOpenCL's folder, an option of each build, changed from {before} to {now}",
     "the program's paths",
     _COMPARED,
     "install PyOpenCL at one path, or build with `--portable`",
 )
 OPTION = Cause(
-    "the option `{now}` was `{before}` before", "the options of the build", _COMPARED, "nothing, if you meant it"
+    "the option `{before}` changed to `{now}`", "the options of the build", _COMPARED, "nothing, if it was intended"
 )
-OPTION_NEW = Cause("the option `{now}` is new", "the options of the build", _COMPARED, "nothing, if you meant it")
-OPTION_GONE = Cause("the option `{before}` is gone", "the options of the build", _COMPARED, "nothing, if you meant it")
+OPTION_NEW = Cause("the option `{now}` is new", "the options of the build", _COMPARED, "nothing, if it was intended")
+OPTION_GONE = Cause(
+    "the option `{before}` was removed", "the options of the build", _COMPARED, "nothing, if it was intended"
+)
 OPTIONS = Cause(
-    "the options `{now}` were `{before}` before", "the options of the build", _COMPARED, "nothing, if you meant it"
+    "the options `{before}` changed to `{now}`", "the options of the build", _COMPARED, "nothing, if it was intended"
 )
 MACRO = Cause(
-    "the macro `{name}` is {now}, and was {before}",
+    "the macro `{name}` changed from {before} to {now}",
     "the source of the build",
     _COMPARED,
-    "if it *changed in each of its last runs*, pass the value as an argument of the kernel",
+    "if it *changed in each of the last runs*, pass the value as an argument of the kernel",
 )
 ORDER = Cause(
-    "the same lines of the source are in another order",
+    "the lines of the source are in another order",
     "the source of the build",
     _COMPARED,
     "sort what the generator writes",
 )
 NAMES = Cause(
-    "the source differs in names only (`{now}` was `{before}`)",
+    "the source differs only in names (`{now}` was `{before}`)",
     "the source of the build",
     _COMPARED,
     "make names that do not depend on the run",
@@ -116,25 +118,25 @@ SOURCE = Cause(
     "the source changed{where}",
     "the source of the build",
     _COMPARED,
-    "if it *changed in each of its last runs*, look for a seed, a time or a path in the kernel",
+    "if it *changed in each of the last runs*, look for a seed, a time or a path in the kernel",
 )
 HEADER = Cause(
-    "the header {names} changed", "included files at the end of the run", _COMPARED, "nothing, if you meant it"
+    "the header {names} changed", "included files at the end of the run", _COMPARED, "nothing, if it was intended"
 )
 LEFT_NOTHING = Cause(
-    "the last traced run left nothing of it in {layers}",
+    "the last traced run stored nothing of it in {layers}",
     "the ledger",
     _SEEN,
     "`cachectl doctor` says why nothing is stored",
 )
 OTHER_KEY = Cause(
-    "its key in {layers} is another one{although}",
+    "its key in {layers} changed{although}",
     "the keys of lookups and stores",
     _SEEN,
     "look for an option that leaves the source as it is, or a key that differs in each process",
 )
 REMOVED = Cause(
-    "its entry in {layers} is missing: cachectl {verb} removed it on {moment}, if it was not built since",
+    "its entry in {layers} is missing: cachectl {verb} removed it on {moment}, unless it was built again since",
     "what `purge` and `prune` noted",
     "certain that it was removed then",
     "nothing: the purge has a date",
@@ -146,13 +148,13 @@ RELINKED = Cause(
     "build it from one source",
 )
 NOT_TAKEN = Cause(
-    "its entry in {layer} was there before the run, and was made again: it was damaged, or removed meanwhile",
+    "its entry in {layer} existed before the run but was stored again: it was damaged, or removed meanwhile",
     "the entries before the run",
     _SEEN,
     "nothing, if it does not happen again; else `cachectl verify`",
 )
 EMPTY = Cause(
-    "the cache of {layers} was empty",
+    "the {layers} cache was empty",
     "the entries before the run",
     _SEEN,
     "somebody removed the entries, or this is another home",
@@ -164,7 +166,7 @@ MISSING = Cause(
     "somebody removed it, or the cache has a [limit](troubleshooting.md#cap)",
 )
 UNEXPLAINED = Cause(
-    "{layers} did not have it, and nothing shows why",
+    "{layers} had no entry of it, and the cause is unknown",
     "what is left",
     "unknown",
     "trace it again, so that its keys are known",

@@ -15,7 +15,7 @@ from cachectl.layers.base.lazy import regex
 from cachectl.layers.base.text import plural
 from cachectl.layers.disk import distributions, plain
 from cachectl.watching import causes, ledger
-from cachectl.watching.programs import PORTABLE, Event
+from cachectl.watching.program_events import PORTABLE, BuildInputs, ProcessStart, ProcessState
 
 _INCLUDE = regex(r'(?m)^[ \t]*#[ \t]*include[ \t]*[<"]([^>"\n]+)[>"]')
 _MACRO = regex(r"[ \t]*#[ \t]*define[ \t]+(\w+)(?:\([^)]*\))?[ \t]*(.*)")
@@ -34,33 +34,38 @@ _LONGEST_DIFF = 1 << 18
 NAMED, _LONG = 2, 80
 
 
-def read_build(event: Event, text: str | None, process: Event, state: Event, names: Collection[str]) -> ledger.Build:
-    """Return a build from its event, and the source text if it is known.
+def read_build(
+    build: BuildInputs,
+    text: str,
+    process: ProcessStart | None,
+    state: ProcessState | None,
+    names: Collection[str],
+) -> ledger.Build:
+    """Return what a build was made from as the ledger keeps it, with the text of its source, "" if that is unknown.
 
-    ``process`` is the event by which its process started, and ``state`` that which noted its variables and working
-    folder last; ``names`` are variables that are part of keys.
+    ``process`` is the event by which its process started, and ``state`` the one that noted its variables and working
+    directory last; ``names`` are variables that are part of keys.
     """
-    options, variables = str(event.get("options") or ""), state.get("variables") or {}
+    variables = {} if state is None else state.variables or {}
     # PyOpenCL adds its own folder to the options of every build that is not portable.
-    paths = () if PORTABLE in variables else process.get("paths") or ()
-    includes = distributions.pyopencl_includes([Path(path) for path in paths])
+    paths = () if process is None or PORTABLE in variables else process.paths
     return ledger.Build(
-        str(event.get("source") or ""),
-        ledger.pack(text or ""),
-        options,
-        tuple(event.get("devices") or ()),
-        str(event.get("platform") or ""),
-        str(event.get("version") or ""),
-        includes or "",
-        tuple(_headers(text or "", options.split(), str(state.get("cwd") or ""))),
+        build.source,
+        ledger.pack(text),
+        build.options,
+        build.devices,
+        build.platform,
+        build.version,
+        distributions.pyopencl_includes([Path(path) for path in paths]) or "",
+        tuple(_headers(text, build.options.split(), "" if state is None else state.cwd)),
         tuple((name, variables[name]) for name in sorted(names) if name in variables),
-        program_of(process),
+        "" if process is None else program_of(process),
     )
 
 
-def program_of(process: Event) -> str:
+def program_of(process: ProcessStart) -> str:
     """Return what identifies a program in later runs: the path of its script, or its module, or its command."""
-    words, folder = [str(word) for word in process.get("program") or ()], str(process.get("cwd") or "")
+    words, folder = process.program, process.cwd
     for word, after in zip(words, [*words[1:], ""], strict=True):
         if word == "-m":
             return f"python -m {after}"
@@ -117,7 +122,7 @@ def find_differences(now: ledger.Build, before: ledger.Build) -> Iterator[str]:
     here, there = dict(now.variables), dict(before.variables)
     for name in sorted(here.keys() | there.keys()):
         if here.get(name) != there.get(name):
-            yield causes.CHANGED.say(name=name, now=here.get(name, "not set"), before=there.get(name, "not set"))
+            yield causes.CHANGED.say(name=name, now=here.get(name, "unset"), before=there.get(name, "unset"))
     if now.includes != before.includes:
         yield causes.INCLUDES.say(now=now.includes, before=before.includes)
     if now.options != before.options:
@@ -153,7 +158,7 @@ def _changed_source(now: str | None, before: str | None) -> str:
     macros = [{match[1]: match[2] for line in lines if (match := _MACRO.fullmatch(line))} for lines in (added, removed)]
     if len(macros[0]) == len(added) and len(macros[1]) == len(removed):
         named = [
-            causes.MACRO.say(name=name, now=macros[0].get(name, "gone"), before=macros[1].get(name, "not there"))
+            causes.MACRO.say(name=name, now=macros[0].get(name, "undefined"), before=macros[1].get(name, "undefined"))
             for name in {**macros[0], **macros[1]}
         ]
         return _cut(" and ".join(named[:NAMED]))

@@ -321,13 +321,15 @@ Use = tuple[Root, str, History]
 class EntryEvents:
     """Watches the files of some layers' entries: :meth:`watching` is the block in which they are used.
 
-    ``why_not`` is the reason if nothing could be watched. ``doubts`` says for each layer why uses may be missing.
+    ``arrived`` is called when a file of an entry was made. ``why_not`` is the reason if nothing could be watched.
+    ``doubts`` says for each layer why uses may be missing.
     """
 
     _events: FileEvents
 
-    def __init__(self, layers: Iterable[Layer]) -> None:
+    def __init__(self, layers: Iterable[Layer], *, arrived: Callable[[], None] = lambda: None) -> None:
         layers = tuple(layers)
+        self._arrived = arrived
         places, unknown = places_of(layers)
         self.why_not: str | None = None
         self.doubts: dict[str, dict[str, None]] = {layer.name: {} for layer in layers}
@@ -392,6 +394,8 @@ class EntryEvents:
                 self._descend(path, new=bool(mask & CREATE))
         elif path in self._histories or (mask & _USES and self._is_owned(path)):
             self._left -= 1
+            if mask & ARRIVED:
+                self._arrived()
             if self._left < 0:
                 self._events.lost = True
             else:

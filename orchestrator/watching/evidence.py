@@ -25,7 +25,16 @@ from cachectl.layers.core.root import ABSENT, BYPASSED, DISABLED, UNKNOWN, Root,
 from cachectl.layers.core.store import ENTRY, OWN
 from cachectl.layers.disk import place
 from cachectl.watching.events import Use, kind_of
-from cachectl.watching.programs import Event
+from cachectl.watching.program_events import (
+    BuildEnd,
+    CacheLookup,
+    CacheStore,
+    DriverMessages,
+    Event,
+    Misfit,
+    ProcessStart,
+    of_kind,
+)
 
 EXACT = "exact"
 INFERRED = "inferred"
@@ -151,8 +160,11 @@ class Evidence:
         for path in sorted(self.used_later()):
             yield from self.part.compiled_since(path, self._began)
 
-    def take(self, uses: Iterable[Use], doubts: Mapping[str, None]) -> None:
-        """Take over what file events showed: the uses of the layer's files, and why some may be missing."""
+    def take(self, uses: Iterable[Use], doubts: Mapping[str, None], platforms: frozenset[str]) -> None:
+        """Take over what file events showed: the uses of the layer's files, and why some may be missing.
+
+        ``platforms`` are those for which the run built.
+        """
         shared, entries = self.part.shared, []
         self.used, self.doubts = [], {**doubts}
         for use in uses:
@@ -166,10 +178,11 @@ class Evidence:
                 continue
             self.doubts |= dict.fromkeys(sorted(history.doubts))
         listed = {**(self.before or {}), **(self.after or {})} if entries else {}
+        is_own = not self.is_shared and not platforms.isdisjoint(self.part.platforms)
         for use in sorted(entries, key=lambda use: use[2].uses[0]):
             entry = listed.get(f"{use[0].path}/{use[1]}")
-            # Those of other layers that share the root are excluded.
-            if entry is None or not entry.is_foreign:
+            # What a cache keeps for others is excluded, unless only builds of the run can have used it.
+            if entry is None or not entry.is_foreign or is_own:
                 self.used.append(self._described(use, None if entry is None else entry.bytes))
 
     @cached_property
@@ -197,7 +210,7 @@ class Evidence:
         events that could not be read.
         """
         self._events = events
-        built = {name for event in events if event["event"] == "build" for name in event.get("kernels") or ()}
+        built = {name for build in of_kind(events, BuildEnd) for name in build.kernels}
         if self.used is not None and self.is_shared and built:
             # What another program used meanwhile, if it names no kernel of this run.
             self.used = [entry for entry in self.used if not entry.kernels or built & {*entry.kernels}]
@@ -226,29 +239,31 @@ class Evidence:
         name, part, wrong = self.layer.name, self.part, misfits(self._events)
         if unfit := sorted(wrong.keys() & set(part.modules)):
             return LayerTrace(name, why=wrong[unfit[0]])
-        if part.modules and any(event["event"] == "started" for event in self._events):
+        if part.modules and of_kind(self._events, ProcessStart):
             own = [
-                event for event in self._events if event["event"] in ("hit", "miss", "store") and part.owns(event, name)
+                event
+                for event in self._events
+                if isinstance(event, CacheLookup | CacheStore) and part.owns(event.layer, event.dictionary, name)
             ]
-            counts = Counter(str(event["event"]) for event in own)
-            sizes = [event["bytes"] for event in own if event.get("bytes") is not None]
-            total = sum(sizes) if len(sizes) == counts["store"] else None
+            outcomes = Counter(lookup.outcome for lookup in of_kind(own, CacheLookup))
+            sizes = [store.bytes for store in of_kind(own, CacheStore)]
+            total = None if None in sizes else sum(filter(None, sizes))
             reason = f"{part.by} in each Python of the run that could be watched"
-            return LayerTrace(name, counts["hit"], counts["miss"], counts["store"], total, EXACT, reason)
-        builds = [event for event in self._events if event["event"] == "build" and event.get("driver") == name]
-        if part.listeners and builds and all(event["heard"] for event in builds):
+            return LayerTrace(name, outcomes["hit"], outcomes["miss"], len(sizes), total, EXACT, reason)
+        builds = [build for build in of_kind(self._events, BuildEnd) if build.driver == name]
+        if part.listeners and builds and all(build.heard for build in builds):
             return self._by_messages()
         return LayerTrace(name, why=_NO_PYTHON) if part.modules else self._by_comparison()
 
     def _by_messages(self) -> LayerTrace:
         name = self.layer.name
-        own = [event for event in self._events if event["event"] == "messages" and event["layer"] == name]
-        written = [path for event in own for path in event["wrote"]]
+        own = [messages for messages in of_kind(self._events, DriverMessages) if messages.layer == name]
+        written = [path for messages in own for path in messages.wrote]
         weights = {path: self.part.weigh(path) for path in set(written)}
         total = sum(weight or 0 for weight in weights.values())
         stored = sum(weights[path] is not None for path in written)
         reason = f"programs, each for each of its devices, by {self.part.by}"
-        asked = [event.get("lookups") for event in own]
+        asked = [messages.lookups for messages in own]
         if None in asked:
             reason = f"{reason}; builds failed while others ran, so hits are not known"
             return LayerTrace(name, None, len(written), stored, total, INFERRED, reason)
@@ -261,7 +276,7 @@ class Evidence:
             reason = "it is only read, which leaves no trace" if self._is_system else "it cannot be listed"
             return LayerTrace(self.layer.name, why=reason)
         if not before and not after and not part.keeps_use:
-            return LayerTrace(self.layer.name, why="it keeps no entry, and no lookup shows")
+            return LayerTrace(self.layer.name, why="it has no entries, and its lookups cannot be observed")
         new = after.keys() - before.keys()
         times = [entry.used for key, entry in after.items() if key not in new and entry.used is not None]
         hits = sum(moment >= self._began for moment in times) if times or part.keeps_use else None
@@ -310,12 +325,17 @@ class Evidence:
             reason = "; ".join([f"{', '.join(sorted(self._shared))}: {shown}", *doubts])
             return LayerTrace(name, hits, misses, len(new), sum(new), INFERRED, reason)
         stores = sum(entry.stores for entry in used)
-        misses = stores + sum(entry.hits for entry in used if entry.broken)
+        misses = stores + sum(-(-entry.hits // part.openings_of_miss) for entry in used if entry.broken)
         hits = sum(entry.hits for entry in used if not entry.broken)
         total = sum((entry.bytes or 0) * bool(entry.stores) for entry in used)
         doubts += self._silent(used)
         reason = "; ".join(["the kernel's file events on its entries", *doubts])
-        return LayerTrace(name, hits, misses, stores, total, INFERRED if doubts else EXACT, reason)
+        counted = LayerTrace(name, hits, misses, stores, total, INFERRED if doubts else EXACT, reason)
+        # The other program may have stored those that name no kernel.
+        unnamed = sum(entry.stores for entry in used if not entry.kernels) if self.is_shared else 0
+        if unnamed:
+            return counted._replace(misses=misses - unnamed or None, stores=stores - unnamed or None, bytes=None)
+        return counted
 
     def _silent(self, used: Sequence[EntryTrace]) -> Iterator[str]:
         """Yield why misses may have stored nothing, and so do not show."""
@@ -323,72 +343,66 @@ class Evidence:
             state = self.state()
             if state.condition is DISABLED:
                 yield f"it is off ({state.why}), so that no lookup shows"
-        builds = [event for event in self._events if _is_silent(event) or event.get("by_files")]
-        if used and any(event["failed"] for event in builds):
+        builds = [build for build in of_kind(self._events, BuildEnd) if build.is_silent or build.by_files]
+        if used and any(build.failed for build in builds):
             yield "a build failed, which stores nothing, so that its misses do not show"
         platforms = self.layer.about.platforms
-        lost = (event for event in builds if not event.get("by_files") and not event["failed"] and event.get("kernels"))
-        if all(entry.kernels for entry in used) and any(event.get("platform") in platforms for event in lost):
+        lost = (build for build in builds if not build.by_files and not build.failed and build.kernels)
+        if all(entry.kernels for entry in used) and any(build.inputs.platform in platforms for build in lost):
             yield "a build used no entry, so that it may have missed and stored nothing"
 
 
 def misfits(events: Iterable[Event]) -> dict[str, str]:
     """Return the libraries that are not as their watchers expect them, each with what is wrong."""
-    failed = (event for event in events if event["event"] == "failed")
-    return {event["library"]: f"{event['library']} cannot be watched ({event.get('error')})" for event in failed}
+    return {
+        misfit.library: f"{misfit.library} cannot be watched ({misfit.error})" for misfit in of_kind(events, Misfit)
+    }
 
 
-def layer_of(event: Event, lookups: Mapping[str, Lookups]) -> str:
-    """Return the name of the layer that a lookup or store belongs to."""
-    return next((name for name, part in lookups.items() if part.owns(event, name)), str(event["layer"]))
+def layer_of(layer: str, dictionary: str, lookups: Mapping[str, Lookups]) -> str:
+    """Return the name of the layer that a lookup or store belongs to, by the layer and dictionary that were noted."""
+    return next((name for name, part in lookups.items() if part.owns(layer, dictionary, name)), layer)
 
 
 # ---------------------------------------------------------------------- builds by drivers that say nothing
 
 
-def complete_builds(events: Iterable[Event], entries: Iterable[EntryTrace]) -> None:
-    """Add to events of builds whose driver says nothing of them what the files of entries say."""
-    silent = sorted(filter(_is_silent, events), key=_start_of)
+def complete_builds(events: Sequence[Event], entries: Iterable[EntryTrace]) -> list[Event]:
+    """Return events in which builds whose driver said nothing have what the files of entries say of them."""
+    builds = {index: event for index, event in enumerate(events) if isinstance(event, BuildEnd)}
+    silent = sorted((index for index, build in builds.items() if build.is_silent), key=lambda one: builds[one].began)
     for entry in entries:
         names = set() if entry.broken else set(entry.kernels or ())
-        alike = [build for build in silent if names & set(build.get("kernels") or ())]
+        alike = [index for index in silent if names & {*builds[index].kernels}]
         for at in entry.at:
             # Builds of kernels of one name are distinguished by time: an entry counts for the last that had begun.
-            for build in [build for build in alike if _start_of(build) <= at + _LATE][-1:]:
-                compiled = bool(build.get("compiled") or entry.stores)
-                build.update(driver=build.get("driver") or entry.layer, compiled=compiled, by_files=True)
+            for index in [index for index in alike if builds[index].began <= at + _LATE][-1:]:
+                driver, compiled = builds[index].driver or entry.layer, bool(builds[index].compiled or entry.stores)
+                builds[index] = builds[index]._replace(driver=driver, compiled=compiled, by_files=True)
+    return [builds.get(index, event) for index, event in enumerate(events)]
 
 
-def settle_builds(events: Iterable[Event], layers: Iterable[LayerTrace]) -> None:
-    """Say of builds in several threads whether they were compiled, where the driver's sums leave one answer.
+def settle_builds(events: Sequence[Event], layers: Iterable[LayerTrace]) -> list[Event]:
+    """Return events in which builds of several threads say whether they were compiled, if sums leave one answer.
 
     A driver that reports does not say which thread a message is of.
     """
+    settled = [*events]
     for use in layers:
-        builds = [
-            event
-            for event in events
-            if event["event"] == "build" and event.get("driver") == use.layer and not event["failed"]
-        ]
-        unclear = [event for event in builds if event.get("compiled") is None]
-        if unclear and use.misses is not None and all(len(event.get("devices") or ()) == 1 for event in builds):
-            left = use.misses - sum(bool(event.get("compiled")) for event in builds)
+        builds = {
+            index: event
+            for index, event in enumerate(events)
+            if isinstance(event, BuildEnd) and event.driver == use.layer and not event.failed
+        }
+        unclear = {index: build for index, build in builds.items() if build.compiled is None}
+        if unclear and use.misses is not None and all(len(build.inputs.devices) == 1 for build in builds.values()):
+            left = use.misses - sum(bool(build.compiled) for build in builds.values())
             # Of threads that build the same at once the first compiles, and the others wait for it.
-            first = {
-                (event.get("source"), event.get("options")): event
-                for event in sorted(unclear, key=_start_of, reverse=True)
-            }
+            by_begin = sorted(unclear, key=lambda index: unclear[index].began, reverse=True)
+            first = {(unclear[index].inputs.source, unclear[index].inputs.options): index for index in by_begin}
             if left in (0, len(first), len(unclear)):
-                for event in unclear:
-                    is_first = first[event.get("source"), event.get("options")] is event
-                    event["compiled"] = left == len(unclear) or (left == len(first) and is_first)
-
-
-def _start_of(build: Event) -> float:
-    """Return when a build began, in epoch seconds."""
-    return float((build.get("at") or 0) - build["seconds"])
-
-
-def _is_silent(event: Event) -> bool:
-    """Return whether an event is a build by a driver that said nothing of it."""
-    return event["event"] == "build" and not event.get("driver") and event.get("binary") != "hit"
+                for index, build in unclear.items():
+                    is_first = first[build.inputs.source, build.inputs.options] == index
+                    compiled = left == len(unclear) or (left == len(first) and is_first)
+                    settled[index] = build._replace(compiled=compiled)
+    return settled

@@ -9,7 +9,17 @@ from typing import NamedTuple
 from cachectl.layers.core.parts import Lookups
 from cachectl.layers.disk import distributions
 from cachectl.watching import differences, evidence, ledger, timeline
-from cachectl.watching.programs import Event
+from cachectl.watching.program_events import (
+    BuildEnd,
+    CacheLookup,
+    DriverMessages,
+    Event,
+    ProcessStart,
+    ProcessState,
+    SourceText,
+    Work,
+    of_kind,
+)
 
 
 class KernelRun(NamedTuple):
@@ -50,7 +60,7 @@ class _Noted:
     """What the events of programs say of each kernel, by its name."""
 
     def __init__(self, events: Sequence[Event], lookups: Mapping[str, Lookups]) -> None:
-        self.started = {event["pid"]: event for event in events if event["event"] == "started"}
+        self.started = {process.pid: process for process in of_kind(events, ProcessStart)}
         self.builds: dict[str, dict[ledger.Build, None]] = defaultdict(dict)
         self.asked: dict[str, dict[str, str | None]] = defaultdict(dict)
         self.folders: dict[str, dict[str, str]] = defaultdict(dict)
@@ -58,41 +68,44 @@ class _Noted:
         self.collided: dict[str, set[str]] = defaultdict(set)
         self.processes: dict[str, int] = {}
         self.linked: set[str] = set()
-        self._texts = {event["source"]: event["text"] for event in events if event["event"] == "source"}
+        self._texts = {source.source: source.text for source in of_kind(events, SourceText)}
         self._variables = {name for part in lookups.values() for name in part.variables}
         self._lookups = lookups
         #: What a process has made of its variables, and what its driver has stored since its last build.
-        self._states: dict[int, Event] = {}
-        self._stored: dict[int, list[str]] = {}
+        self._states: dict[int, ProcessState] = {}
+        self._stored: dict[int, tuple[str, ...]] = {}
         for event in events:
             self._note(event)
 
     def _note(self, event: Event) -> None:
-        process, kernel = event["pid"], " ".join(event.get("kernels") or ())
-        if event["event"] in ("started", "environment"):
-            self._states[process] = event
-        elif event["event"] == "messages":
-            self._stored[process] = event["wrote"]
-        if event.get("collision"):
-            self.collided[kernel].add(evidence.layer_of(event, self._lookups))
-        # A wait for several kernels names them all.
-        if kernel and event["event"] in ("hit", "miss", "store", "build"):
-            self.processes.setdefault(kernel, process)
-            if key := event.get("key"):
-                layer = evidence.layer_of(event, self._lookups) if event["event"] == "miss" else None
-                self.asked[kernel].setdefault(key, layer)
-            if event["event"] == "build" and not event["failed"]:
-                self._build(kernel, event)
+        if isinstance(event, ProcessState):
+            self._states[event.pid] = event
+        elif isinstance(event, DriverMessages):
+            self._stored[event.pid] = event.wrote
+        elif isinstance(event, Work):
+            kernel, layer = " ".join(event.kernels), None
+            if isinstance(event, CacheLookup) and event.outcome == "miss":
+                layer = evidence.layer_of(event.layer, event.dictionary, self._lookups)
+                if event.collision:
+                    self.collided[kernel].add(layer)
+            if kernel:
+                self.processes.setdefault(kernel, event.pid)
+                if isinstance(event, BuildEnd):
+                    self._build(kernel, event)
+                elif event.key:
+                    self.asked[kernel].setdefault(event.key, layer)
 
-    def _build(self, kernel: str, event: Event) -> None:
-        process = event["pid"]
-        details = self._texts.get(event.get("source")), self.started.get(process, {}), self._states.get(process, {})
-        self.builds[kernel][differences.read_build(event, *details, self._variables)] = None
-        self.wrote[kernel] += self._stored.pop(process, ())
-        if event.get("kind") == "link":
+    def _build(self, kernel: str, build: BuildEnd) -> None:
+        if build.failed:
+            return
+        inputs, process, state = build.inputs, self.started.get(build.pid), self._states.get(build.pid)
+        text = self._texts.get(inputs.source, "")
+        self.builds[kernel][differences.read_build(inputs, text, process, state, self._variables)] = None
+        self.wrote[kernel] += self._stored.pop(build.pid, ())
+        if inputs.kind == "link":
             self.linked.add(kernel)
-        if event.get("cache_dir"):
-            self.folders[kernel][event["layer"]] = event["cache_dir"]
+        if inputs.cache_dir:
+            self.folders[kernel][build.layer] = inputs.cache_dir
 
 
 def read_kernels(
@@ -113,11 +126,11 @@ def read_kernels(
     for kernel in {**noted.processes, **hits, **misses}:
         lost = misses.get(kernel, {})
         first = next((thread[0] for times in lost.values() for thread, _, _ in times), noted.processes.get(kernel, 0))
-        process = noted.started.get(first, {})
+        process = noted.started.get(first)
         kernels[kernel] = KernelRun(
             tuple(noted.builds[kernel]),
-            str(process.get("python") or ""),
-            packages.of(process),
+            "" if process is None else process.python,
+            {} if process is None else packages.of(process),
             frozenset(hits.get(kernel, ())),
             {layer: sum(timeline.covered_by_thread(times)) for layer, times in lost.items()},
             sum(timeline.covered_by_thread(one for times in lost.values() for one in times)),
@@ -172,10 +185,9 @@ class _Packages:
         self._names = sorted(set(map(distributions.normal, names)))
         self._read: dict[tuple[str, ...], dict[str, str]] = {}
 
-    def of(self, process: Event) -> dict[str, str]:
+    def of(self, process: ProcessStart) -> dict[str, str]:
         """Return the versions in a process, given the event by which it started."""
-        paths = tuple(process.get("paths") or ())
-        if paths not in self._read:
-            versions = distributions.versions_in(paths)
-            self._read[paths] = {name: versions[name] for name in self._names if name in versions}
-        return self._read[paths]
+        if process.paths not in self._read:
+            versions = distributions.versions_in(process.paths)
+            self._read[process.paths] = {name: versions[name] for name in self._names if name in versions}
+        return self._read[process.paths]

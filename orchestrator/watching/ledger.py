@@ -24,6 +24,7 @@ from cachectl.layers.base.documents import encode_json, parse_json
 from cachectl.layers.base.environment import Environment, user_state_folder
 from cachectl.layers.base.errors import PARSE_ERRORS, CachectlError, reason_of
 from cachectl.layers.core.entry import Entry
+from cachectl.layers.core.from_json import read_fact
 from cachectl.layers.disk import atomic, handles, plain, temporaries
 from cachectl.watching import LEDGER
 
@@ -42,8 +43,6 @@ _MOST_REMOVALS, _MOST_REMOVED, _SHORT = 40, 5000, 12
 _MOST_PORTABLE, _MOST_KEPT, _AT_ONCE = 20_000, 200, 64
 #: Seconds to wait for another trace that writes the file.
 _WAIT = 2.0
-#: No time, count or seconds are larger.
-_LARGEST_NUMBER = 1 << 62
 
 
 class Build(NamedTuple):
@@ -142,9 +141,9 @@ class Ledger(NamedTuple):
 
     kernels: dict[str, Known]
     runs: list[Run]
-    removals: list[Removed] = []  # noqa: RUF012 - every ledger is given its own
-    portable: list[tuple[float, float]] = []  # noqa: RUF012
-    kept: dict[str, str] = {}  # noqa: RUF012
+    removals: list[Removed]
+    portable: list[tuple[float, float]]
+    kept: dict[str, str]
 
     def is_of_portable(self, entry: Entry) -> bool:
         """Return whether an entry was last used, or stored, during a portable build."""
@@ -183,23 +182,21 @@ class Ledger(NamedTuple):
         return sum(seconds.get(layer, 0.0) for seconds, layers in measured for layer in layers)
 
 
+def empty() -> Ledger:
+    """Return a ledger of no run."""
+    return Ledger({}, [], [], [], {})
+
+
 def read(environment: Environment) -> Ledger:
     """Return the ledger, an empty one if there is none. Raises :class:`CachectlError` if it cannot be used."""
     path = _file(environment)
     if not os.path.lexists(path):
-        return Ledger({}, [], [], [], {})
+        return empty()
     try:
         document = parse_json(plain.read_plain(path, most=2 * _LARGEST))
         if document["schema"] != SCHEMA:
             raise CachectlError(f"{path}: not a ledger of this cachectl; {FORGET} removes it")
-        kernels = {name: _known(fields) for name, fields in document["kernels"].items()}
-        removals = [
-            Removed(_number(at), str(verb), str(layer), tuple(map(str, keys)))
-            for at, verb, layer, keys in document.get("removals", ())
-        ]
-        portable = [(_number(begin), _number(end)) for begin, end in document.get("portable", ())]
-        kept = {str(kernel): str(need) for kernel, need in document.get("kept", {}).items()}
-        return Ledger(kernels, [Run(*map(_number, run)) for run in document["runs"]], removals, portable, kept)
+        return read_fact(Ledger, document)
     except OSError as error:
         raise CachectlError(f"{path}: {reason_of(error)}; nothing is remembered of runs") from error
     except PARSE_ERRORS as error:
@@ -213,7 +210,7 @@ def readable(environment: Environment) -> Ledger:
     except CachectlError as error:
         # With the line of this module it is given once, however often a verb reads the ledger.
         warnings.warn(str(error), RuntimeWarning, stacklevel=1)
-        return Ledger({}, [], [], [], {})
+        return empty()
 
 
 def change(environment: Environment, update: Callable[[Ledger], None]) -> None:
@@ -271,30 +268,6 @@ def _file(environment: Environment) -> Path:
     """Return the path of the file. Raises :class:`CachectlError` if its folder is not private."""
     place = _place(environment)
     return (temporaries.private_folder(place) if os.path.lexists(place) else place) / _FILE
-
-
-def _number(value: Any) -> Any:  # noqa: ANN401 - JSON
-    """Return a number, which no sum of those that fit makes infinite. Raises :class:`ValueError` for anything else."""
-    if type(value) not in (int, float) or not 0 <= value <= _LARGEST_NUMBER:
-        raise ValueError("no number, or one that is out of range")
-    return value
-
-
-def _known(fields: Any) -> Known:  # noqa: ANN401 - JSON
-    builds = tuple(_build(one) for one in fields["builds"])
-    layers, packages = ({str(k): str(v) for k, v in fields[name].items()} for name in ("layers", "packages"))
-    named = {name: tuple(map(str, fields.get(name, ()))) for name in ("keys", "asked", "kinds", "paths")}
-    seconds = {str(layer): _number(number) for layer, number in fields["seconds"].items()}
-    return Known(_number(fields["at"]), builds, layers, str(fields["python"]), packages, seconds=seconds, **named)
-
-
-def _build(fields: Any) -> Build:  # noqa: ANN401 - JSON
-    headers, variables = (
-        tuple((str(first), str(second)) for first, second in fields[name]) for name in ("headers", "variables")
-    )
-    names = ("source", "packed", "options", "platform", "version", "includes", "program")
-    texts = {name: str(fields[name]) for name in names}
-    return Build(devices=tuple(map(str, fields["devices"])), headers=headers, variables=variables, **texts)
 
 
 def _encode(ledger: Ledger) -> bytes:

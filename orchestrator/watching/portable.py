@@ -17,7 +17,8 @@ from cachectl.layers.base.environment import Environment
 from cachectl.layers.core.parts import Lookups
 from cachectl.layers.inside import observer, portable_builds
 from cachectl.switching import child, overlay
-from cachectl.watching import ledger, programs
+from cachectl.watching import ledger
+from cachectl.watching.program_events import PORTABLE, Misfit, PortableBuild, of_kind, read_events
 from cachectl.watching.trace import make_observer
 
 
@@ -57,8 +58,8 @@ def portable() -> Iterator[None]:
     lines: list[str] = []
     try:
         with building(LayerSet(), lines.append) as stack, ExitStack() as block:
-            if events := stack.environment.get(programs.PORTABLE):
-                variables = {name: stack.environment.get(name) for name in (programs.PORTABLE, "PYTHONPATH")}
+            if events := stack.environment.get(PORTABLE):
+                variables = {name: stack.environment.get(name) for name in (PORTABLE, "PYTHONPATH")}
                 block.enter_context(overlay.applied(overlay.variables(variables)))
                 block.callback(observer.observe(events, str(Path(events).with_name("site"))).stop)
             yield
@@ -73,14 +74,12 @@ def remember(environment: Environment) -> list[str]:
 
     Returns a line for each of these. Does nothing outside of :func:`building`. Raises :class:`CachectlError`.
     """
-    if (folder := environment.get(programs.PORTABLE)) is None:
+    if (folder := environment.get(PORTABLE)) is None:
         return []
-    events, _ = programs.read_events(Path(folder))
-    builds = [event for event in events if event["event"] == "portable"]
-    kept = {name: event["kept"] for event in builds if event["kept"] for name in event["kernels"] or ["a program"]}
-    spans = {
-        (event["at"] - (event["end"] - event["start"]) / 1e9, event["at"]) for event in builds if not event["kept"]
-    }
+    events, _ = read_events(Path(folder))
+    builds = of_kind(events, PortableBuild)
+    kept = {name: build.kept for build in builds if build.kept for name in build.kernels or ["a program"]}
+    spans = {(build.at - (build.when.end - build.when.start) / 1e9, build.at) for build in builds if not build.kept}
 
     def update(remembered: ledger.Ledger) -> None:
         remembered.portable.extend(spans.difference(remembered.portable))
@@ -88,6 +87,6 @@ def remember(environment: Environment) -> list[str]:
 
     if builds:
         ledger.change(environment, update)
-    failed = {str(event.get("error")) for event in events if event["event"] == "failed"}
+    failed = {misfit.error for misfit in of_kind(events, Misfit)}
     misfits = [f"no build is portable: {line}" for line in sorted(failed)]
     return misfits + [f"not portable: {name} needs {need}" for name, need in kept.items()]

@@ -1,8 +1,4 @@
-"""The programs of a run: the events that they recorded, and what processes show from outside.
-
-The traced program can write to the folder of events too: only plain files are read, up to a limit and without blocking,
-and a line counts only if it has the fields of an event, each of its type. Unread files are named, and the numbers of
-the trace are then lower bounds.
+"""The processes of a run, and those of others that use caches meanwhile, as they show from outside.
 
 A Python that is started with ``-I`` or a cleared environment does not load the observer, and other programs never do.
 Linux shows such processes; on other systems nothing is seen and nothing is claimed. Processes of other users show
@@ -13,172 +9,22 @@ from __future__ import annotations
 
 import math
 import os
-import re
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from cachectl.layers.base import processes
-from cachectl.layers.base.documents import parse_json
-from cachectl.layers.base.environment import Environment
-from cachectl.layers.base.errors import PARSE_ERRORS
 from cachectl.layers.core.parts import Lookups
-from cachectl.layers.disk.plain import open_plain
 
-#: Limit on the bytes read of all processes together: some 400,000 events.
-_MOST = 128 << 20
-#: Limit on the bytes passed on from one process's error stream.
-_MOST_MESSAGES = 16 << 20
-_LARGEST_NUMBER = 1 << 62
-
-#: The variable with the folder of events of programs that build portably, without PyOpenCL's folder.
-PORTABLE = "CACHECTL_PORTABLE"
-
-Event = dict[str, Any]
-_WHEN = ("start", "end", "thread")
-#: The events of a process that uses caches.
-_WORK = ("hit", "miss", "store", "build")
-#: The fields that every event of a kind has. Other fields may be missing, or unknown (null).
-_FIELDS: Mapping[str, Sequence[str]] = {
-    "started": ("program", "host"),
-    "environment": ("variables",),
-    "ended": (),
-    "failed": ("library",),
-    "begun": ("kind",),
-    **dict.fromkeys(("hit", "miss", "store"), ("layer", *_WHEN)),
-    "build": ("layer", "seconds", "failed", "heard", "compiles", *_WHEN),
-    "span": ("stage", "name", *_WHEN),
-    "messages": ("layer", "wrote", "upto"),
-    "source": ("source", "text"),
-    "portable": ("kernels", "kept", *_WHEN),
-    "raised": ("layer", "dictionary", "key", "file", "error", *_WHEN),
-}
-#: The fields that are used, each with a value of its form: a list or an object holds values of one form, a tuple one
-#: value of each.
-_FORMS: Mapping[str, object] = {
-    **dict.fromkeys(("event", "error", "kind", "host", "library", "layer", "name", "stage", "dictionary", "file"), ""),
-    **dict.fromkeys(
-        ("key", "source", "text", "options", "platform", "version", "driver", "binary", "python", "cwd", "cache_dir"),
-        "",
-    ),
-    "kept": "",
-    **dict.fromkeys(("pid", "start", "end", "thread", "upto", "bytes", "rank", "lookups"), 0),
-    **dict.fromkeys(("at", "seconds"), 0.0),
-    **dict.fromkeys(("failed", "heard", "compiled", "collision", "forked"), False),
-    **{name: [""] for name in ("program", "paths", "wrote", "kernels", "devices")},
-    "compiles": [(0, 0)],
-    "variables": {"": ""},
-}
 #: Indexes of fields of ``/proc/PID/stat`` from the state on, see proc(5).
 _PARENT, _START_OF_STACK = 1, 25
 #: Seconds between looks: importing one of the libraries alone takes three times as long. Then how many times the
 #: duration of a look, so that looking takes at most a tenth of one processor.
 _SECONDS_BETWEEN = 0.05
 _TIMES = 9
-
-
-# ---------------------------------------------------------------------- events
-
-
-def read_events(folder: Path) -> tuple[list[Event], list[str]]:
-    """Return the events of every process, one after the other, and a line for each file that could not be read.
-
-    Nothing in the folder makes this raise or wait.
-    """
-    events: list[Event] = []
-    unread: list[str] = []
-    left = _MOST
-    for path in _files(folder, "events"):
-        try:
-            data, whole = _read(path, 0, left)
-        except OSError as error:
-            unread.append(f"{path.name}: {error.strerror}")
-            continue
-        left -= len(data)
-        # An incomplete last line was cut here, or while it was written.
-        *lines, rest = data.split(b"\n")
-        valid = [event for event in map(_event, lines) if event is not None]
-        events += valid
-        if not whole:
-            unread.append(f"{path.name}: over the limit on the size of a trace")
-        elif rest or len(valid) < len(lines):
-            unread.append(f"{path.name}: lines that are no events")
-    return events, unread
-
-
-def environments(events: Iterable[Event], environment: Environment, names: Iterable[str]) -> dict[int, Environment]:
-    """Return the environments of the processes that looked something up or built, as drivers have read them.
-
-    That is when a driver was first asked for its devices, else at the first such work. ``environment`` is that of the
-    command, from which each differs in its working folder and in the variables of these ``names``.
-    """
-    current: dict[int, Event] = {}
-    read: dict[int, Event] = {}
-    working: set[int] = set()
-    for event in events:
-        process = event["pid"]
-        if event["event"] in ("started", "environment") and event.get("variables") is not None:
-            current[process] = event
-        elif process in current and (event["event"] in _WORK or event.get("stage") == "driver"):
-            read.setdefault(process, current[process])
-            working |= {process} if event["event"] in _WORK else set()
-    unset, views = dict.fromkeys(names), dict[int, Environment]()
-    for process in sorted(working):
-        variables, folder = read[process]["variables"], read[process].get("cwd") or str(environment.cwd)
-        views[process] = environment.with_variables({**unset, **variables})._replace(cwd=Path(folder))
-    return views
-
-
-def messages_after(folder: Path, events: Sequence[Event]) -> Iterator[bytes]:
-    """Yield the end of each process's messages: those after the last event that accounts for them."""
-    for path in _files(folder, "messages"):
-        said = (event for event in events if event["event"] == "messages" and str(event["pid"]) == path.stem)
-        with suppress(OSError):
-            yield _read(path, max((event["upto"] for event in said), default=0), _MOST_MESSAGES)[0]
-
-
-def _files(folder: Path, kind: str) -> list[Path]:
-    with suppress(OSError):
-        return [folder / name for name in sorted(os.listdir(folder)) if re.fullmatch(rf"[0-9]{{1,20}}\.{kind}", name)]
-    return []
-
-
-def _read(path: Path, start: int, most: int) -> tuple[bytes, bool]:
-    """Return a part of a plain file, and whether it reaches the end. Raises :class:`OSError`."""
-    with os.fdopen(open_plain(path), "rb") as file:
-        file.seek(start)
-        return file.read(most), not file.read(1)
-
-
-def _event(line: bytes) -> Event | None:
-    """Return an event in which every field is valid; ``None`` if the line holds none."""
-    try:
-        event: Event = parse_json(line)
-        needed = ("pid", *_FIELDS[event["event"]])
-    except PARSE_ERRORS:
-        return None
-    if any(event.get(name) is None for name in needed):
-        return None
-    used = ((value, _FORMS[name]) for name, value in event.items() if value is not None and name in _FORMS)
-    return event if all(_fits(value, form) for value, form in used) else None
-
-
-def _fits(value: Any, form: Any) -> bool:  # noqa: ANN401 - JSON
-    if isinstance(form, list):
-        return isinstance(value, list) and all(_fits(item, form[0]) for item in value)
-    if isinstance(form, tuple):
-        return isinstance(value, list) and len(value) == len(form) and all(map(_fits, value, form))
-    if isinstance(form, dict):
-        return isinstance(value, dict) and all(_fits(text, "") for pair in value.items() for text in pair)
-    if type(form) in (int, float):
-        return type(value) in (int, type(form)) and 0 <= value <= _LARGEST_NUMBER
-    return type(value) is type(form) and "\0" not in str(value)
-
-
-# ---------------------------------------------------------------------- processes
 
 
 class Program(NamedTuple):
@@ -257,7 +103,9 @@ class Processes:
     def _look_on(self, ended: threading.Event) -> None:
         took, last = 0.0, time.monotonic()
         while True:
-            self._hurry.wait(max(_SECONDS_BETWEEN, _TIMES * took))
+            # Even in a hurry it looks at most half of the time.
+            ended.wait(took)
+            self._hurry.wait(max(_SECONDS_BETWEEN, _TIMES * took) - took)
             if ended.is_set():
                 return
             begun = time.monotonic()

@@ -30,7 +30,7 @@ from cachectl.layers.base.errors import FAILURES
 from cachectl.layers.core.layer import Layer
 from cachectl.layers.core.parts import Lookups
 from cachectl.switching import child
-from cachectl.watching import events, programs
+from cachectl.watching import events, program_events, programs
 from cachectl.watching.trace import make_observer, variables_of
 
 #: Seconds without a look at the processes of the command in which a program could have used a cache unseen.
@@ -123,8 +123,8 @@ class _Commands:
             self._compare(pid, program.variables)
         if self._notes is not None and self._environment is not None:
             names = {name for names in self._names.values() for name in names}
-            noted, _ = programs.read_events(self._notes)
-            for pid, view in programs.environments(noted, self._environment, names).items():
+            noted, _ = program_events.read_events(self._notes)
+            for pid, view in program_events.environments(noted, self._environment, names).items():
                 self._compare(pid, view.variables)
 
     def _compare(self, pid: int, variables: Mapping[str, str]) -> None:

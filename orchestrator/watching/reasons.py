@@ -74,7 +74,7 @@ class Reasons:
         # The first of them differs from none.
         count = len(changes) - 1
         if count >= _ALWAYS and {kind} == {*last_run.kinds[-(count - 1) :]}:
-            return f"; it changed in each of its last {count} runs"
+            return f"; it changed in each of the last {count} runs"
         return ""
 
     def _older(self, kernel: str, this_run: KernelRun) -> str:
@@ -126,7 +126,7 @@ class Reasons:
         if missing:
             return causes.MISSING.say(layers=", ".join(sorted(missing)))
         if elsewhere:
-            although = ", though its source and options are the same" if this_run.builds else ""
+            although = ", though its source and options did not" if this_run.builds else ""
             return causes.OTHER_KEY.say(layers=", ".join(sorted(elsewhere)), although=although)
         empty = [name for name in names if self._layers[name].before == {}]
         cause = causes.EMPTY if empty else causes.UNEXPLAINED

@@ -25,7 +25,17 @@ from cachectl.layers.core.parts import Lookups
 from cachectl.pages import PAGE
 from cachectl.show import output_files
 from cachectl.watching import evidence
-from cachectl.watching.programs import Event
+from cachectl.watching.program_events import (
+    BuildEnd,
+    CacheLookup,
+    CacheStore,
+    DriverMessages,
+    Event,
+    Interval,
+    ProcessStart,
+    StageSpan,
+    of_kind,
+)
 
 #: The stages of a start, in the order in which a kernel passes through them.
 STAGES = (
@@ -119,7 +129,7 @@ class KernelTrace(NamedTuple):
 
 
 @as_json("cachectl/trace/1", hidden=("passed_on", "started", "processes", "spans", "late"))
-@dataclass
+@dataclass(frozen=True)
 class Trace:
     """A run: its command, how it ended, and what each layer did. Seconds are wall time.
 
@@ -170,10 +180,10 @@ def clocks() -> tuple[int, int]:
 
 def read_processes(events: Iterable[Event]) -> list[Mapping[str, Any]]:
     """Return the processes that were watched: number, command, host, and ``rank`` in an MPI job, if any."""
-    started = {event["pid"]: event for event in events if event["event"] == "started"}
+    started = {process.pid: process for process in of_kind(events, ProcessStart)}
     processes = [
-        {"process": pid, "command": " ".join(event["program"]), "host": event["host"], "rank": event.get("rank")}
-        for pid, event in started.items()
+        {"process": pid, "command": " ".join(process.program), "host": process.host, "rank": process.rank}
+        for pid, process in started.items()
     ]
     return sorted(processes, key=lambda process: (process["rank"] is None, process["rank"] or 0, process["process"]))
 
@@ -188,41 +198,50 @@ def read_spans(
     """
     monotonic = began[0]
     latest = monotonic + (wall + _SLACK) * 1e9
-    started = {event["pid"] for event in events if event["event"] == "started"}
+    started = {process.pid for process in of_kind(events, ProcessStart)}
     spans: list[Span] = []
     #: What a driver has said that it stored. It says so just before a build ends.
     stored: Sequence[str] = ()
     #: Kernels that were compiled after the build of their program, by process and name; they start at the end.
     later: dict[tuple[int, str], list[Span]] = {}
     for event in events:
-        kind = event["event"]
-        # A program can write any event, and other machines have other clocks.
-        within = monotonic <= event.get("start", monotonic) <= event.get("end", monotonic) <= latest
-        if event["pid"] not in started or not within:
+        if isinstance(event, DriverMessages) and event.pid in started:
+            stored = event.wrote
+        if not isinstance(event, CacheLookup | CacheStore | BuildEnd | StageSpan) or event.pid not in started:
             continue
-        if kind == "messages":
-            stored = event["wrote"]
-        elif kind == "span" and event["stage"] in STAGES:
-            span = _span(event, event["stage"], event["name"], monotonic)
-            spans += [span, *(_compiled_in(span, later) if span.stage == "launch" else ())]
-        elif kind in ("hit", "miss", "store"):
-            stage, name = "store" if kind == "store" else "lookup", event.get("dictionary") or event.get("key")
-            about = {"layer": evidence.layer_of(event, lookups), "outcome": kind, "bytes": event.get("bytes")}
-            spans.append(_span(event, stage, name or event["layer"], monotonic, **about))
-        elif kind == "build":
-            name, binary = event.get("kind") or kind, event.get("binary")
-            spans.append(_span(event, "build", name, monotonic, layer=event["layer"], outcome=binary))
-            part = lookups.get(event.get("driver") or "", Lookups())
-            spans += _driver_spans(event, part, stored if event.get("compiled") else (), began, later)
-            stored = ()
+        # A program can write any event, and other machines have other clocks.
+        if not monotonic <= event.when.start <= event.when.end <= latest:
+            continue
+        span = _span(event, monotonic)
+        match event:
+            case StageSpan() if event.stage in STAGES:
+                spans += [span, *(_compiled_in(span, later) if event.stage == "launch" else ())]
+            case BuildEnd():
+                spans.append(
+                    span._replace(name=event.inputs.kind or "build", layer=event.layer, outcome=event.binary or None)
+                )
+                part = lookups.get(event.driver, Lookups())
+                spans += _driver_spans(event, part, stored if event.compiled else (), began, later)
+                stored = ()
+            case CacheLookup() | CacheStore():
+                layer = evidence.layer_of(event.layer, event.dictionary, lookups)
+                spans.append(span._replace(name=event.dictionary or event.key or event.layer, layer=layer))
     return sorted(spans, key=lambda span: (span.start, -span.seconds))
 
 
-def _span(event: Event, stage: str, name: str, began: int, when: Sequence[int] = (), **more: Any) -> Span:  # noqa: ANN401 - fields
-    start, end = when or (event["start"], event["end"])
-    kernel = " ".join(event.get("kernels") or ()) or None
-    times = (start - began) / 1e9, (end - start) / 1e9
-    return Span(event["pid"], event["thread"], stage, name, *times, kernel=kernel, **more)
+def _span(event: CacheLookup | CacheStore | BuildEnd | StageSpan, began: int) -> Span:
+    """Return when an event was, and what its kind says; a stage has a name of its own."""
+    stage, name, outcome, size = "build", "", None, None
+    match event:
+        case StageSpan():
+            stage, name = event.stage, event.name
+        case CacheLookup():
+            stage, outcome = "lookup", event.outcome
+        case CacheStore():
+            stage, outcome, size = "store", "store", event.bytes
+    times = (event.when.start - began) / 1e9, (event.when.end - event.when.start) / 1e9
+    kernel = " ".join(event.kernels) or None
+    return Span(event.pid, event.when.thread, stage, name, *times, kernel=kernel, outcome=outcome, bytes=size)
 
 
 def _compiled_in(launch: Span, later: Mapping[tuple[int, str], list[Span]]) -> Iterator[Span]:
@@ -238,7 +257,7 @@ def _compiled_in(launch: Span, later: Mapping[tuple[int, str], list[Span]]) -> I
 
 
 def _driver_spans(
-    event: Event,
+    build: BuildEnd,
     part: Lookups,
     stored: Sequence[str],
     began: tuple[int, int],
@@ -248,13 +267,14 @@ def _driver_spans(
 
     A failure is neither a hit nor a miss, so its time stays that of the build.
     """
-    if event["failed"]:
+    if build.failed:
         return
-    compiled = False if event.get("binary") == "hit" else event.get("compiled")
+    compiled = False if build.binary == "hit" else build.compiled
     times = [(path, *compilation) for path in stored for compilation in part.compilations(path)]
     outcome = None if compiled is None else "miss" if compiled else "hit"
-    for interval in event["compiles"]:
-        span = _span(event, "compile", DRIVER, began[0], interval, layer=event.get("driver"), outcome=outcome)
+    for begin, until in build.compiles:
+        span = _span(build._replace(when=Interval(begin, until, build.when.thread)), began[0])
+        span = span._replace(stage="compile", name=DRIVER, layer=build.driver or None, outcome=outcome)
         inside = []
         for path, kernel, begun, ended in times:
             end = ended - began[1] / 1e9

@@ -13,6 +13,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from importlib.util import cache_from_source
 from pathlib import Path
@@ -27,8 +28,9 @@ from cachectl.layers.core.parts import Lookups
 from cachectl.layers.host import launcher
 from cachectl.layers.inside import observer
 from cachectl.switching import child, disabled, overlay
-from cachectl.watching import evidence, ledger, programs, timeline, verdict
+from cachectl.watching import evidence, ledger, program_events, programs, timeline, verdict
 from cachectl.watching.events import EntryEvents
+from cachectl.watching.program_events import PORTABLE, BuildEnd
 
 _FOLDER = "CACHECTL_TRACE"
 _LEDGER = "the ledger of traces is not used"
@@ -59,75 +61,131 @@ run_what_this_stands_before()
 """
 
 
-@contextmanager
-def tracing(
-    stack: LayerSet,
-    folder: Path,
-    notice: Callable[[str], None],
-    *,
-    explain: bool = False,
-    remembers: bool = True,
-    off: Mapping[str, str] = {},
-) -> Iterator[tuple[timeline.Trace, dict[str, str]]]:
-    """Watch a run during the block.
+class Recorder:
+    """Watches a run: :meth:`start` before it, and :meth:`finish` after it, which returns its trace.
 
-    Yields its trace, which is complete when the block has ended, however it ends, and the variables that make a child
-    and its children watched. ``notice`` gets a line for each library that could not be watched. The run is compared
-    with the last ones, and kept, if the trace ``remembers``. ``off`` are layers that are off whatever their
-    variables say, with the reasons.
+    ``notice`` gets a line for each library that could not be watched. The run is compared with the last ones, and kept,
+    if the recorder ``remembers``. ``off`` are layers that are off whatever their variables say, with the reasons.
     """
-    layers: dict[str, evidence.Evidence] = {}
-    for layer in stack:
-        watch = partial(evidence.Evidence, layer, off=off.get(layer.name))
-        if (watched := child.try_extra(f"{layer.name} is not traced", watch, notice)) is not None:
-            layers[layer.name] = watched
-    parts = {name: layer.part for name, layer in layers.items()}
-    names = {"HOME", programs.PORTABLE, *(name for part in parts.values() for name in part.variables)}
-    names |= {name for layer in layers.values() for name in variables_of(layer.layer)}
-    texts = {file: text for layer in layers.values() for file, text in layer.watchers.items()}
-    notes, variables = make_observer(folder, stack.environment, parts, names, texts)
-    files = EntryEvents(watched_layer.layer for watched_layer in layers.values() if watched_layer.part.files)
-    # Those that are listened to in programs of the run are used by others, too.
-    by_files = {name: part for name, part in parts.items() if part.files or part.listeners}
-    observed = {name: part for name, part in parts.items() if not part.files}
-    processes = programs.Processes(notes, observed, by_files)
-    trace = timeline.Trace()
 
-    def complete() -> None:
-        watching.close()
-        events = _count(trace, layers, files, processes, notes, names=names)
-        # The process ended in the build, and so did not pass it on itself.
-        for heard in programs.messages_after(notes, events):
-            output = heard
-            for part in parts.values():
-                output = part.other_output(output)
-            trace.passed_on += output
-        trace.started, trace.processes = began[1] / 1e9, timeline.read_processes(events)
-        if trace.processes:
-            trace.spans = timeline.read_spans(events, began, trace.wall_seconds, parts)
-            trace.summary = timeline.summarize(trace.spans, trace.wall_seconds)
-        judge = verdict.Judge(layers, trace, events, book)
-        trace.missed = judge.missed(explain=explain)
-        trace.late = judge.late
-        trace.verdict, trace.warm = judge.verdict(trace.missed), judge.is_warm
-        if book is not None:
-            child.try_extra(_LEDGER, lambda: ledger.change(stack.environment, judge.remember), notice)
+    def __init__(
+        self,
+        stack: LayerSet,
+        folder: Path,
+        notice: Callable[[str], None],
+        *,
+        remembers: bool = True,
+        off: Mapping[str, str] = {},
+    ) -> None:
+        self._environment = stack.environment
+        self._notice = notice
+        self._layers: dict[str, evidence.Evidence] = {}
+        for layer in stack:
+            watch = partial(evidence.Evidence, layer, off=off.get(layer.name))
+            if (watched := child.try_extra(f"{layer.name} is not traced", watch, notice)) is not None:
+                self._layers[layer.name] = watched
+        self._parts = {name: layer.part for name, layer in self._layers.items()}
+        self._names = {"HOME", PORTABLE, *(name for part in self._parts.values() for name in part.variables)}
+        self._names |= {name for layer in self._layers.values() for name in variables_of(layer.layer)}
+        texts = {file: text for layer in self._layers.values() for file, text in layer.watchers.items()}
+        self._notes, self._variables = make_observer(folder, stack.environment, self._parts, self._names, texts)
+        # Those that are listened to in programs of the run are used by others, too.
+        by_files = {name: part for name, part in self._parts.items() if part.files or part.listeners}
+        observed = {name: part for name, part in self._parts.items() if not part.files}
+        self._processes = programs.Processes(self._notes, observed, by_files)
+        watched_layers = (layer.layer for layer in self._layers.values() if layer.part.files)
+        self._files = EntryEvents(watched_layers, arrived=self._processes.hurry)
+        # Before the run: another one that ends meanwhile is no earlier one.
+        read = partial(ledger.read, stack.environment)
+        self._book = child.try_extra(_LEDGER, read, notice) if remembers else None
+        self._watching = ExitStack()
+        self._began = (0, 0)
+        self._trace: timeline.Trace | None = None
+
+    @property
+    def trace(self) -> timeline.Trace:
+        """Return the trace. Raises :class:`BadRequest` before the end of the run."""
+        if self._trace is None:
+            raise BadRequest("the run has not ended, so there is no trace of it")
+        return self._trace
+
+    def start(self) -> dict[str, str]:
+        """Begin to watch; return the variables that make a child and its children watched."""
+        with ExitStack() as block:
+            block.enter_context(self._files.watching())
+            block.enter_context(self._processes.watching())
+            self._watching = block.pop_all()
+        # Preparations are no part of the timeline.
+        self._began = timeline.clocks()
+        return self._variables
+
+    def stop(self) -> None:
+        """Stop watching, also without a trace."""
+        self._watching.close()
+
+    def finish(
+        self, command: Iterable[str] = (), exit_status: int | None = None, *, explain: bool = False
+    ) -> timeline.Trace:
+        """Return the trace of the run, which has ended; with ``explain`` also how sources changed."""
+        wall = (timeline.clocks()[0] - self._began[0]) / 1e9
+        self._trace = timeline.Trace(tuple(command), exit_status, wall, started=self._began[1] / 1e9)
+        child.try_extra("no verdict", partial(self._complete, explain=explain), self._notice)
+        return self.trace
+
+    def _complete(self, *, explain: bool) -> None:
+        self.stop()
+        unwatched = self._processes.unwatched()
+        noted, unread = program_events.read_events(self._notes)
+        self._look_at_files(noted)
+        used = tuple(entry for layer in self._layers.values() for entry in layer.used or ())
+        events = evidence.complete_builds(noted, used)
+        layers = tuple(
+            layer.trace(events, [program for program, names in unwatched.items() if name in names], unread)
+            for name, layer in self._layers.items()
+        )
+        events = evidence.settle_builds(events, layers)
+        # A process that ended in a build did not pass its output on itself.
+        passed_on = b"".join(map(self._other_output, program_events.messages_after(self._notes, events)))
+        processes = timeline.read_processes(events)
+        spans = timeline.read_spans(events, self._began, self.trace.wall_seconds, self._parts) if processes else []
+        self._trace = trace = replace(
+            self.trace,
+            layers=layers,
+            kernels=tuple(map(_kernel, program_events.of_kind(events, BuildEnd))),
+            entries=used,
+            unwatched=tuple(
+                {"command": program, "layers": tuple(sorted(names))} for program, names in unwatched.items()
+            ),
+            passed_on=passed_on,
+            processes=processes,
+            spans=spans,
+            summary=timeline.summarize(spans, self.trace.wall_seconds) if processes else None,
+        )
+        judge = verdict.Judge(self._layers, trace, events, self._book)
+        missed = judge.missed(explain=explain)
+        self._trace = replace(trace, missed=missed, late=judge.late, verdict=judge.verdict(missed), warm=judge.is_warm)
+        if self._book is not None:
+            child.try_extra(_LEDGER, lambda: ledger.change(self._environment, judge.remember), self._notice)
         for line in evidence.misfits(events).values():
-            notice(f"{line}, and was left alone")
+            self._notice(f"{line}, and was left alone")
 
-    # Before the run: another one that ends meanwhile is no earlier one.
-    book = child.try_extra(_LEDGER, lambda: ledger.read(stack.environment), notice) if remembers else None
-    with ExitStack() as block:
-        block.enter_context(files.watching())
-        block.enter_context(processes.watching())
-        watching = block.pop_all()
-    # Preparations are no part of the timeline.
-    began = timeline.clocks()
-    try:
-        yield trace, variables
-    finally:
-        trace.wall_seconds = (timeline.clocks()[0] - began[0]) / 1e9
-        child.try_extra("no verdict", complete, notice)
+    def _look_at_files(self, noted: Iterable[program_events.Event]) -> None:
+        """Give each layer the environments of programs, and what file events and processes show of it."""
+        files, strangers = self._files, self._processes.strangers.values()
+        platforms = frozenset(build.inputs.platform for build in program_events.of_kind(noted, BuildEnd))
+        for name, layer in self._layers.items():
+            layer.live_in(program_events.environments(noted, layer.layer.environment, self._names))
+            commands = ", ".join(sorted({program.command for program in strangers if name in program.uses}))
+            layer.is_shared = bool(commands)
+            if name in files.doubts and files.why_not is None:
+                layer.take(files.uses_of(name), files.doubts[name], platforms)
+            if commands:
+                layer.doubts[f"another program that may use the cache ran meanwhile: {commands}"] = None
+
+    def _other_output(self, heard: bytes) -> bytes:
+        for part in self._parts.values():
+            heard = part.other_output(heard)
+        return heard
 
 
 @contextmanager
@@ -140,48 +198,15 @@ def judged(
     remembers: bool = True,
 ) -> Iterator[Mapping[str, str]]:
     """Watch a run that does not need it; yield the variables for that, and give ``say`` the trace at its end."""
-    watched, watching = ExitStack(), tracing(stack, folder, notice, remembers=remembers)
-    entered = child.try_extra("no verdict", partial(watched.enter_context, watching), notice)
-    traced, variables = entered or (None, {})
-    with watched:
-        yield variables
+    recorder = child.try_extra("no verdict", partial(Recorder, stack, folder, notice, remembers=remembers), notice)
+    variables = None if recorder is None else child.try_extra("no verdict", recorder.start, notice)
+    try:
+        yield variables or {}
+    finally:
+        trace = None if recorder is None or variables is None else recorder.finish()
     # A command without Python cannot be watched.
-    if traced is not None and traced.processes and traced.verdict:
-        say(traced)
-
-
-def _count(
-    trace: timeline.Trace,
-    layers: Mapping[str, evidence.Evidence],
-    files: EntryEvents,
-    processes: programs.Processes,
-    notes: Path,
-    *,
-    names: Iterable[str],
-) -> list[programs.Event]:
-    """Complete what a trace says of each layer, entry and kernel; return the events of the programs."""
-    unwatched = processes.unwatched()
-    events, unread = programs.read_events(notes)
-    for layer in layers.values():
-        layer.live_in(programs.environments(events, layer.layer.environment, names))
-    for name, layer in layers.items():
-        if name in files.doubts and files.why_not is None:
-            layer.take(files.uses_of(name), files.doubts[name])
-        if strangers := ", ".join(sorted({one.command for one in processes.strangers.values() if name in one.uses})):
-            layer.is_shared = True
-            layer.doubts[f"another program that may use the cache ran meanwhile: {strangers}"] = None
-    trace.entries = tuple(entry for layer in layers.values() for entry in layer.used or ())
-    evidence.complete_builds(events, trace.entries)
-    trace.layers = tuple(
-        layer.trace(events, [program for program, names in unwatched.items() if name in names], unread)
-        for name, layer in layers.items()
-    )
-    evidence.settle_builds(events, trace.layers)
-    trace.kernels = tuple(_kernel(event) for event in events if event["event"] == "build")
-    trace.unwatched = tuple(
-        {"command": program, "layers": tuple(sorted(names))} for program, names in unwatched.items()
-    )
-    return events
+    if trace is not None and trace.processes and trace.verdict:
+        say(trace)
 
 
 def variables_of(layer: Layer) -> Iterator[str]:
@@ -245,13 +270,13 @@ def _copy_compiled(file: Path, copy: Path) -> None:
     target.write_bytes(compiled.read_bytes())
 
 
-def _kernel(event: programs.Event) -> timeline.KernelTrace:
-    is_binary = event.get("binary") == "hit"
-    compiled = False if is_binary else event.get("compiled")
+def _kernel(build: BuildEnd) -> timeline.KernelTrace:
+    is_binary = build.binary == "hit"
+    compiled = False if is_binary else build.compiled
     served_by = None
-    if compiled is False and not event["failed"]:
-        served_by = event["layer"] if is_binary else event.get("driver")
-    return timeline.KernelTrace(tuple(event.get("kernels") or ()), served_by, compiled, float(event["seconds"]))
+    if compiled is False and not build.failed:
+        served_by = build.layer if is_binary else build.driver or None
+    return timeline.KernelTrace(build.kernels, served_by, compiled, build.seconds)
 
 
 #: A second block would watch and count the replacements of the first.
@@ -259,10 +284,10 @@ _ONE = threading.Lock()
 
 
 @contextmanager
-def traced() -> Iterator[timeline.Trace]:
+def traced() -> Iterator[Recorder]:
     """Count the cache lookups of a block, in this process and the children it starts.
 
-    :returns: a context, which gives a trace that is empty until the block has ended, however it ends
+    :returns: a context, whose recorder has the ``trace`` when the block has ended, however it ends
     :raises BadRequest: if another block of this process is being traced
     """
     if not _ONE.acquire(blocking=False):
@@ -270,20 +295,20 @@ def traced() -> Iterator[timeline.Trace]:
     lines: list[str] = []
     try:
         stack = LayerSet()
-        try:
-            with (
-                child.isolated_root(stack.environment, notice=lines.append) as folder,
-                tracing(stack, folder, lines.append, off=disabled.STAY_OFF) as (trace, variables),
-                overlay.applied(overlay.variables(variables)),
-            ):
-                recorder = observer.observe(variables[_FOLDER], str(folder / "site"))
-                try:
-                    yield trace
-                finally:
-                    recorder.stop()
-        finally:
-            for line in lines:
-                # The line of the user's block is behind its context manager.
-                warnings.warn(f"trace: {line}", RuntimeWarning, stacklevel=3)
+        with child.isolated_root(stack.environment, notice=lines.append) as folder:
+            recorder = Recorder(stack, folder, lines.append, off=disabled.STAY_OFF)
+            variables = recorder.start()
+            try:
+                with overlay.applied(overlay.variables(variables)):
+                    noted = observer.observe(variables[_FOLDER], str(folder / "site"))
+                    try:
+                        yield recorder
+                    finally:
+                        noted.stop()
+            finally:
+                recorder.finish()
     finally:
         _ONE.release()
+        for line in lines:
+            # The line of the user's block is behind its context manager.
+            warnings.warn(f"trace: {line}", RuntimeWarning, stacklevel=3)

@@ -16,7 +16,15 @@ from cachectl.layers.core.finding import FAILS, Finding
 from cachectl.layers.disk import place
 from cachectl.watching import causes, differences, evidence, ledger, timeline
 from cachectl.watching.kernels import read_kernels
-from cachectl.watching.programs import Event
+from cachectl.watching.program_events import (
+    BuildEnd,
+    BuildStart,
+    Event,
+    FailedLookup,
+    ProcessEnd,
+    ProcessStart,
+    of_kind,
+)
 from cachectl.watching.reasons import Reasons, keys_of
 
 #: A run that lost less than this part of its time to misses is nearly warm.
@@ -54,23 +62,23 @@ class Judge:
         self._reasons = Reasons(layers, self._states, book)
         self._known = {} if book is None else book.kernels
         self.late = {name: late for name, layer in layers.items() if (late := tuple(self._launched(layer)))}
-        started = {event["pid"]: event for event in events if event["event"] == "started" and not event.get("forked")}
-        ended = {event["pid"] for event in events if event["event"] == "ended"} | {os.getpid()}
+        started = (process for process in of_kind(events, ProcessStart) if not process.forked)
+        programs = {process.pid: " ".join(process.program) for process in started}
+        ended = {process.pid for process in of_kind(events, ProcessEnd)} | {os.getpid()}
         # Builds that had begun in each process, and have not ended.
-        open_builds = Counter(event["pid"] for event in events if event["event"] == "begun")
-        open_builds -= Counter(event["pid"] for event in events if event["event"] == "build")
+        open_builds = Counter(build.pid for build in of_kind(events, BuildStart))
+        open_builds -= Counter(build.pid for build in of_kind(events, BuildEnd))
         #: The programs that were killed in a build, or have left without Python's last steps, as a pool's workers do.
         self._cut = [
-            " ".join(event["program"])
-            for pid, event in started.items()
-            if open_builds[pid] or (pid not in ended and _WORKER not in " ".join(event["program"]))
+            program
+            for pid, program in programs.items()
+            if open_builds[pid] or (pid not in ended and _WORKER not in program)
         ]
         self._is_killed_in_build = bool(open_builds)
         #: Lookups that raised an exception, of which nothing else is known.
-        self._raised = [event for event in events if event["event"] == "raised"]
-        self._builds = [event for event in events if event["event"] == "build" and not event["failed"]]
-        #: The driver of each build that failed.
-        self._failed = [event for event in events if event["event"] == "build" and event["failed"]]
+        self._raised = of_kind(events, FailedLookup)
+        self._builds = [build for build in of_kind(events, BuildEnd) if not build.failed]
+        self._failed = [build for build in of_kind(events, BuildEnd) if build.failed]
 
     def missed(self, *, explain: bool) -> tuple[timeline.MissedKernel, ...]:
         """Return the kernels that missed, those that took most first; with ``explain`` how their sources differ."""
@@ -91,7 +99,7 @@ class Judge:
         """Return what the run lost, and why, in a sentence or two."""
         if self._trace.summary is None:
             compiled = f" {self._stored()}." if self._stored() else ""
-            return " ".join((*self._ending(), f"Unknown: no Python of the run could be watched.{compiled}"))
+            return " ".join((*self._ending(), f"Unknown: no Python process of the run could be watched.{compiled}"))
         explained_layers = {name for kernel in missed for name in kernel.layers}
         costs = {name: self._cost(name) for name in self._states if name not in explained_layers}
         ending = [*self._ending()]
@@ -100,7 +108,7 @@ class Judge:
         is_explained = sentences or len(ending) > bool(self._trace.exit_status)
         sentences.append(self._outcome(missed, self._trace.summary) or ("" if is_explained else self._nothing_asked()))
         if idle := [name for name, cost in costs.items() if not cost and self._states[name].state == "disabled"]:
-            sentences.append(f"Off, at no cost that shows: {', '.join(idle)}.")
+            sentences.append(f"Off, at no measurable cost: {', '.join(idle)}.")
         return " ".join(filter(None, (*ending, *sentences)))
 
     def _ending(self) -> Iterator[str]:
@@ -108,16 +116,17 @@ class Judge:
         status = self._trace.exit_status
         if status:
             yield f"The command ended with status {status}."
-        for event in self._raised[:1]:
-            owner = evidence.layer_of(event, {name: layer.part for name, layer in self._layers.items()})
-            purge = f"cachectl purge --key {shlex.quote(event['file'] + '/' + event['key'])} {owner}"
-            yield f"A lookup in {event['dictionary']} raised {event['error']}; {purge} removes the row."
+        for lookup in self._raised[:1]:
+            lookups = {name: layer.part for name, layer in self._layers.items()}
+            owner = evidence.layer_of(lookup.layer, lookup.dictionary, lookups)
+            purge = f"cachectl purge --key {shlex.quote(f'{lookup.file}/{lookup.key}')} {owner}"
+            yield f"A lookup in {lookup.dictionary} raised {lookup.error}; {purge} removes the row."
         if self._failed:
-            seconds = sum(event["seconds"] for event in self._failed)
+            seconds = sum(build.seconds for build in self._failed)
             took = f", which took {seconds:.2f} s" if seconds >= _NOTHING else ""
             yield f"{plural(len(self._failed), 'build')} failed{took}."
         if self._is_killed_in_build:
-            yield "A build had begun, and did not end."
+            yield "A build began and did not end."
         for finding in islice(self._damaged(), 1) if status else ():
             yield f"In {finding.layer}, {finding.key}: {finding.message}; {finding.fix} removes it."
 
@@ -147,7 +156,9 @@ class Judge:
         if unseen and not explained:
             names = ", ".join(use.layer for use in unseen)
             count = plural(sum(use.misses or 0 for use in unseen), "lookup")
-            return f"{count} missed in {names}; which kernels, and what each took, does not show{self._at_once()}."
+            return (
+                f"{count} missed in {names}; which kernels missed, and how long each took, is unknown{self._at_once()}."
+            )
         if missed:
             seconds = max(summary.missed, self._lost)
             slow = "Slow" if seconds >= _SLOW * trace.wall_seconds else "Nearly warm"
@@ -182,7 +193,7 @@ class Judge:
         seconds = sum(own for span, own in timeline.own_times(self._trace.spans) if span.stage == "store")
         if seconds < max(_LONG_STORE, summary.missed / 4):
             return ""
-        return f" {seconds:.2f} s of that are stores, which wait where another program has locked the cache."
+        return f" {seconds:.2f} s of that was spent storing, which waits while another program has the cache locked."
 
     def _stored(self) -> str:
         """Say what was stored that no watched build explains; nothing if there is nothing."""
@@ -201,7 +212,7 @@ class Judge:
         Nothing is known of a cache that another program used meanwhile. A program that is made of a binary is unpacked.
         """
         counted = {use.layer: use.stores or 0 for use in self._trace.layers}
-        unpacked = Counter(event.get("driver") for event in self._builds if not event.get("kernels"))
+        unpacked = Counter(build.driver for build in self._builds if not build.kernels)
         unseen = {}
         for name, layer in self._layers.items():
             if layer.part.listeners and not layer.is_shared and layer.before is not None and layer.after is not None:
@@ -213,7 +224,7 @@ class Judge:
 
     def _nothing_asked(self) -> str:
         failing = (name for name in self._states if self._trace.exit_status and self._fails_when_closed(name))
-        return f"No cache was asked: {next(map(self._reasons.said_of, failing), 'no lookup was seen')}."
+        return f"No cache was used: {next(map(self._reasons.said_of, failing), 'no lookup was seen')}."
 
     @cached_property
     def is_warm(self) -> bool | None:
@@ -232,14 +243,15 @@ class Judge:
 
     def _seen_only(self, looked: int) -> str:
         """Say that every lookup that was seen hit, and what was not seen."""
-        sentences = f"{'E' if self._trace.exit_status else 'e'}very lookup that could be seen hit ({looked:,})"
+        sentences = f"{'E' if self._trace.exit_status else 'e'}very observed lookup hit ({looked:,})"
         reasons = [f"{program['command']} could not be watched" for program in self._trace.unwatched]
-        reasons += [f"{program} did not end in order" for program in self._cut]
+        reasons += [f"{program} did not exit normally" for program in self._cut]
         if self._trace.summary is not None and self._trace.summary.at_least:
             reasons.append("a driver does not say whether it compiled")
         reasons += [self._stored()] if self._stored() else []
         unknown = [use.layer for use in self._trace.layers if use.was_used and None in (use.hits, use.misses)]
-        reasons += [f"misses in {', '.join(unknown)} do not show"] if unknown and not reasons else []
+        shared = ", which another program used meanwhile" * any(self._layers[name].is_shared for name in unknown)
+        reasons += [f"misses in {', '.join(unknown)}{shared} cannot be counted"] if unknown and not reasons else []
         return f"{sentences}; {'; '.join(reasons)}" if reasons else sentences
 
     def _uncached(self) -> str:
@@ -251,12 +263,8 @@ class Judge:
         # Of a cache that is off the cost is said.
         is_said = any("compile" in self._layers[name].part.saves for name in self._states)
         # By a driver without a cache that is known, of which PyOpenCL's own cache was not asked either.
-        unknown = (
-            []
-            if is_said
-            else [event for event in self._builds if (event.get("driver"), event.get("binary")) == (None, None)]
-        )
-        times = {"compile": sum(end - start for event in unknown for start, end in event["compiles"]) / 1e9}
+        unknown = [] if is_said else [build for build in self._builds if not build.driver and not build.binary]
+        times = {"compile": sum(end - start for build in unknown for start, end in build.compiles) / 1e9}
         idle = [
             layer.part.saves
             for name, layer in self._layers.items()
@@ -277,7 +285,7 @@ class Judge:
                 else f"Compiled without a cache: {long['compile']}"
             )
         missing_cache = ", ".join(f"{seconds} of {stage}" for stage, seconds in long.items())
-        return f"No cache was asked for {missing_cache}" if long else ""
+        return f"No cache was used for {missing_cache}" if long else ""
 
     def _elsewhere(self) -> str:
         """Say that a driver's cache is another folder in a program than in the shell, so that it was not watched."""
@@ -287,13 +295,13 @@ class Judge:
                 expected, root = (next(iter(one.roots()), None) for one in (layer.layer, view))
                 if expected is not None and root is not None and root.path != expected.path:
                     place = f"{root.path} ({root.source})"
-                    return f"In the program the cache of {name} is {place}, which was not watched"
+                    return f"The {name} cache of the program is {place}, which was not watched"
         return ""
 
     @property
-    def _platforms(self) -> set[str | None]:
+    def _platforms(self) -> set[str]:
         """The OpenCL platforms for which the run built."""
-        return {event.get("platform") for event in self._builds}
+        return {build.inputs.platform for build in self._builds}
 
     def _launched(self, layer: evidence.Evidence) -> Iterator[str]:
         """Yield what a driver compiled at launches of this run; another program may have done so meanwhile, too."""
@@ -316,7 +324,7 @@ class Judge:
 
     def _cost(self, name: str) -> str:
         """Say what a layer that is off or closed cost: failed builds, or the seconds in the stages that it saves."""
-        failed = sum(event.get("driver") in (None, name) for event in self._failed)
+        failed = sum(build.driver in ("", name) for build in self._failed)
         if failed and self._states[name].state == "closed" and "compile" in self._layers[name].part.saves:
             return f"{plural(failed, 'build')} failed"
         times: dict[str, float] = {}
@@ -368,13 +376,14 @@ def _loss(missed: Sequence[timeline.MissedKernel], slow: str, lost: str) -> str:
     first, what = named[0], f"compiling {len(named)} kernels"
     if len(named) == 1:
         what = f"compiling `{first.kernel}`" if first.kernel else "lookups that name no kernel"
-    because = f", because {first.because}" if first.kernel else ""
+    link = "; " if first.because == causes.UNCOMPARED.say() else ", because "
+    because = f"{link}{first.because}" if first.kernel else ""
     if len({kernel.because for kernel in named}) > 1:
         because = f": `{first.kernel}` ({first.seconds:.2f} s) because {first.because}"
     elif first.because == causes.NEW.say() and len(named) > 1:
-        slow, because = "Cold", ", none of which the ledger of traces knows"
+        slow, because = "Cold", ", none of which an earlier traced run built"
     if not lost:
         layers = ", ".join(dict.fromkeys(name for kernel in named for name in kernel.layers))
         what = what.removeprefix("compiling ")
-        return f"Not warm: {what} missed in {layers}{because}. What that took does not show."
+        return f"Not warm: {what} missed in {layers}{because}. How long that took is unknown."
     return f"{slow}: {lost} went into {what}{because}."

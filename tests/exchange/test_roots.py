@@ -21,7 +21,7 @@ from cachectl.layers.core.conformance import snapshot
 from cachectl.layers.cuda import CudaComputeCache
 from cachectl.layers.miopen import MIOpenSystemKernels
 from cachectl.layers.miopen.databases import SEPARATOR
-from cachectl.layers.miopen.kernels import escaped
+from cachectl.layers.miopen.kernels import join_kernel_key
 from cachectl.stack import Stack
 
 
@@ -130,7 +130,7 @@ def test_a_database_in_use_becomes_a_file_to_install(tmp_path: Path) -> None:
     installed = environment_of(tmp_path / "another", MIOPEN_SYSTEM_DB_PATH=str(target.parent))
     system = MIOpenSystemKernels(installed)
     assert list(system.store.verify(system.roots()[0])) == []
-    assert got(system, SEPARATOR.join((target.name, escaped("conv.cl.o"), ARGS))).data == CODE
+    assert got(system, SEPARATOR.join((target.name, join_kernel_key(("conv.cl.o", ARGS))))).data == CODE
     # It is completed, and nothing in it is replaced.
     store(path, {("conv.cl.o", ARGS): packed(raw), ("new.cl.o", ARGS): packed(CODE)})
     assert stack_of(home).push(str(target)).total.placed == 1
@@ -164,7 +164,7 @@ def test_databases_of_ranks_are_pulled(home: Home, tmp_path: Path, open_folder: 
         files.append(open_folder / f"rank{number}" / made.name)
         files[-1].parent.mkdir()
         shutil.copy(made, files[-1])
-    with pytest.raises(BadRequest, match="name the version of MIOpen"):
+    with pytest.raises(BadRequest, match="named after the version of MIOpen"):
         home.stack.pull(files[0])
     add_kernels(home, [9])
     done = home.json("pull", *map(str, files))

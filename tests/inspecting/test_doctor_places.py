@@ -39,7 +39,7 @@ def test_sumpy_reads_another_libraries_variable_where_it_is_installed(tmp_path: 
     environment = environment_of(tmp_path, CG_NO_CACHE="0")
     assert examine(environment, "pytools") == []
     sumpy = environment._replace(installed=lambda name: "2026.1" if name == "sumpy" else None)
-    assert "asks only whether it is set" in only(examine(sumpy, "pytools"), "variable").message
+    assert "checks only whether it is set" in only(examine(sumpy, "pytools"), "variable").message
 
 
 @pytest.mark.parametrize(

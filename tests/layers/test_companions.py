@@ -1,4 +1,4 @@
-"""Entries with files beside them, as Numba keeps functions, are read, carried and removed as one."""
+"""Entries with files next to them, such as Numba's functions, are read, carried and removed as one."""
 
 import errno
 import os
@@ -108,7 +108,7 @@ class TestNumba(LayerConformance):
         key = f"{FOLDER}/k.g-9.py311.nbi"
         artifact = got(layer, key)
         (root_of(layer) / key).unlink()
-        with pytest.raises(LayerError, match="files of an entry that is not there"):
+        with pytest.raises(LayerError, match="files of a missing entry"):
             layer.put(key, artifact)
         folder = root_of(layer) / FOLDER
         (folder / "k.h-1.py311.1.nbc").mkdir()

@@ -48,7 +48,7 @@ def test_the_driver_hits_what_put_wrote_and_replaces_damage(home: Home, layer: L
     home.python("nvidia.py", str(COUNT))
     after = files(layer)
     assert after.keys() == everything.keys()
-    # What was placed was hit, and so was not written again.
+    # The placed entries were hit, so they were not written again.
     assert {path: after[path] for path in placed} == placed
     assert verified(layer) == []
     assert clear(layer, kernel="nv3").removed == 2
@@ -91,7 +91,7 @@ def test_a_started_driver_answers_no_build_of_the_block_and_keeps_none(home: Hom
     assert seen["status"] == "salted"
     assert seen["sums"] == [128.0] * 3
     _, warm, first, second, after = seen["seconds"]
-    # The same source again and again: a front end or a back end that were served would show.
+    # The same source every time: a hit of the front end or the back end would show.
     assert min(first, second) > 5 * max(warm, after)
     assert seen["stored"] >= 4
     assert seen["marked"] == seen["stored"]

@@ -1,4 +1,4 @@
-"""Files and folders themselves: what a failed change leaves, what is locked elsewhere, and how much room there is."""
+"""Files and folders: what a failed change leaves behind, locks of others, and free space."""
 
 import errno
 import fcntl
@@ -20,7 +20,7 @@ def test_a_file_that_cannot_grow_stays_as_it_was(tmp_path: Path) -> None:
     short, long = b"old content", b"other and longer content"
     path = write(tmp_path / "file", short)
     with path.open("r+b", buffering=0) as file:
-        # A part of what is to be added is written.
+        # Only a part of the addition is written.
         with limited(resource.RLIMIT_FSIZE, len(short) + 3), pytest.raises(OSError, match="too large"):
             atomic.overwrite(file.fileno(), short, long)
         assert path.read_bytes() == short

@@ -1,4 +1,4 @@
-"""NEO's and comgr's caches, around what the real compilers wrote: what is read of entries, policies, accounts."""
+"""NEO's and comgr's caches with what the real compilers wrote: entries, policies, accounts."""
 
 import os
 import shutil
@@ -60,9 +60,6 @@ def test_entries_name_their_kind_and_device(tmp_path: Path, name: str, key: str,
     assert (found.details.detail["kind"], found.details.device) == about
 
 
-# ---------------------------------------------------------------------- comgr
-
-
 @pytest.mark.parametrize(
     ("policy", "wrong"),
     [
@@ -84,8 +81,6 @@ def test_the_policy_is_read_as_llvm_reads_it(policy: str, wrong: str | None) -> 
     said = policy_complaint(policy)
     assert (said is None) if wrong is None else (said is not None and wrong in said)
 
-
-# ---------------------------------------------------------------------- NEO
 
 ZEBIN = r"""
 .section .text.axpy,"ax"
@@ -127,7 +122,7 @@ def test_a_zebin_names_kernels_device_and_version(tmp_path: Path, kind: int, val
 
 @pytest.mark.parametrize("content", [None, b"size = 5 # somebody's own"])
 def test_an_account_that_is_missing_or_not_the_drivers_is_not_written(neo: Layer, content: bytes | None) -> None:
-    """Without one the driver counts itself."""
+    """Without one the driver counts the entries."""
     path = root_of(neo) / "config.file"
     path.unlink()
     if content is not None:

@@ -125,7 +125,7 @@ def test_innocent_things_with_confusing_names_stay(home: Home) -> None:
         ):
             write((root / name), content)
             (root / name).chmod(mode)
-        # Only in a folder of its own has PoCL folders of headers with any names.
+        # PoCL has folders with headers of any name only in its own folder.
         drawn = ("tempdir_photos", "tempdir_aB3dE6") if place_of_cache else ()
         for name in ("tempfile_backup.d", *drawn, "_UNCACHED_mydata", "_UNCACHED_aB3dE6"):
             (root / name).mkdir(mode=0o700)
@@ -164,7 +164,7 @@ def test_a_build_without_a_program_stays_while_it_may_go_on(
 ) -> None:
     (root_of(layer) / NAME).mkdir(mode=0o700, parents=True)
     place(layer, NAME, files)
-    # Six letters that PoCL drew: what it has leaked goes at any time.
+    # Six letters that PoCL drew: a leaked temporary may be removed at any time.
     (root_of(layer) / "tempfile_thesis").touch(0o600)
     programs(monkeypatch, 4711)
     plan = layer.plan_clear()
@@ -175,7 +175,7 @@ def test_a_build_without_a_program_stays_while_it_may_go_on(
 
 
 def test_empty_folders_stay_while_a_program_may_build(layer: PoclKernels, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However old they are: PoCL makes the folder of a program in one step after it has seen the folder above."""
+    """At any age: PoCL makes a program's folder after it has seen the folder above."""
     folder = root_of(layer) / "AB"
     folder.mkdir(mode=0o700, parents=True)
     os.utime(folder, (1, 1))
@@ -209,11 +209,11 @@ def test_a_users_file_beside_native_code_is_never_removed(warm: Home) -> None:
 
 @real
 def test_what_is_not_checked_is_said(warm: Home) -> None:
-    said = "machine code, the records of LLVM bitcode, and whether a whole program has its own key"
+    said = "machine code, the records of LLVM bitcode, and whether an intact program has its own key"
     assert warm.cachectl("verify loopy pyopencl-invoker pocl").stdout == "no damage found\n"
     assert warm.cachectl("verify -v loopy pyopencl-invoker pocl").stdout.splitlines() == [
         "no damage found",
-        "loopy, pyopencl-invoker: not checked: what is in whole pickles",
+        "loopy, pyopencl-invoker: not checked: the contents of intact pickles",
         f"pocl: not checked: {said}",
     ]
     assert json.loads(warm.cachectl("verify pocl --json").stdout)["not_checked"] == {"pocl": said}

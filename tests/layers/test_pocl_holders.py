@@ -1,4 +1,4 @@
-"""Purges beside programs that have held what they built for longer than any compile takes."""
+"""Purges while programs run that have held their builds for longer than any compile takes."""
 
 import os
 import subprocess
@@ -18,7 +18,7 @@ from cachectl.layers.pocl import programs as pocl_kernels
 
 
 def holding(home: Home, variables: Mapping[str, str], *numbers: str) -> AbstractContextManager[subprocess.Popen[str]]:
-    """Have a program run that has built some kernels, and will ask for their binaries."""
+    """Run a program that has built some kernels, and will request their binaries."""
     program = home.programs / "holding.py"
     return running(sys.executable, program, *numbers, env={**home.variables, **variables}, cwd=home.path)
 
@@ -33,7 +33,7 @@ def layer_of(home: Home) -> PoclKernels:
 def test_a_purge_leaves_what_programs_hold(
     home: Home, any_pocl: Mapping[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And removes all that other programs built before that one started."""
+    """And removes everything that other programs built before that one started."""
     # A test cannot wait for ten minutes.
     monkeypatch.setattr(pocl_kernels, "ENTRY_REST", 0.0)
     home.python("named.py", *(f"older{number}" for number in range(3)), **any_pocl)
@@ -51,7 +51,7 @@ def test_a_purge_leaves_what_programs_hold(
         named = f"PID {program.pid} ("
         because = {note.key: note.because for note in plan.skipped if note.key in held}
         assert because.keys() == held
-        assert all(named in reason and "purge again after its end" in reason for reason in because.values())
+        assert all(named in reason and "purge again when that has ended" in reason for reason in because.values())
         outcome = layer.clear(plan)
         assert (outcome.removed, outcome.failed) == (6, ())
         assert set(keys_of(layer)) == held
@@ -62,7 +62,7 @@ def test_a_purge_leaves_what_programs_hold(
 
 
 def test_an_entry_is_held_by_programs_that_ran_when_it_was_used(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An hour ago two programs had started, one of them two hours ago; nobody can hold what is older still."""
+    """Two programs started one and two hours ago; none can hold what is older."""
     layer = PoclKernels(home.environment())
     for hours, letter in ((1.5, "C"), (3, "D")):
         folder = root_of(layer) / "AB" / (letter * 37)
@@ -74,13 +74,13 @@ def test_an_entry_is_held_by_programs_that_ran_when_it_was_used(home: Home, monk
     plan = layer.plan_clear()
     assert [target.key for target in plan.entries] == ["AB/" + "D" * 37]
     assert [(note.key, "PID 4711," in note.because) for note in plan.skipped] == [("AB/" + "C" * 37, True)]
-    # Of a process that does not show its age everything may be held.
+    # A process of unknown age may hold everything.
     monkeypatch.setattr("cachectl.layers.base.processes.age_of", lambda _pid, **_: None)
     assert layer.plan_clear().entries == ()
 
 
 PROGRAM = f".cache/pocl/kcache/AB/{'C' * 37}/program.bc"
-#: Maps the files that it is given, and waits.
+#: Maps the files of its arguments, and waits.
 MAPPING = """
 import mmap, sys
 files = [open(name, "rb") for name in sys.argv[1:]]
@@ -93,8 +93,8 @@ sys.stdin.read()
 #: Mounts the first argument over the second, and starts a program.
 MOUNTED = 'mount --bind "$0" "$1" && shift && exec "$@"'
 INSIDE = ("unshare", "--user", "--map-root-user", "--mount", "sh", "-c")
-#: Programs in a container or not, whose entries are spared or not, by the variables they are started with; MAPS is the
-#: file that one maps.
+#: Programs inside and outside containers, and whether their entries are kept, by the variables they start with; MAPS
+#: is the file that one maps.
 PROGRAMS = {
     ("outside", "goes"): {
         "another root": "HOME={}/other",
@@ -109,10 +109,7 @@ PROGRAMS = {
         "no home": "PATH=/bin",
         "no variables": "",
     },
-    ("inside", "goes"): {
-        "another root": "HOME={}/other",
-        "another folder under its name": "HOME={}/empty",
-    },
+    ("inside", "goes"): {"another root": "HOME={}/other", "another folder under its name": "HOME={}/empty"},
     ("inside", "stays"): {
         "this root": "HOME={}",
         "this root under another name": "HOME=/ XDG_CACHE_HOME={}/there",

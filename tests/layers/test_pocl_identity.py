@@ -81,13 +81,13 @@ def test_a_file_of_another_entry_fails_the_library_and_is_damage(
     assert verified(layer) == []
     words = spoil(root_of(layer))
     met = home.run(*RUN, "bar", "foo", check=False, **variables)
-    # Since PoCL 7.0 only the launch fails, and the result stays 0.
+    # Since PoCL 7.0 only the launch fails, and the result remains 0.
     assert met.returncode or json.loads(met.stdout)["results"] != [0, 1]
     (finding,) = verified(layer)
     assert (finding.severity, words in finding.message) == (Severity.FAILS, True), finding
 
     def copy_entry() -> None:
-        """Of another class it cannot even be read."""
+        """Code of another ELF class cannot even be read."""
         artifact, other = got(layer, str(finding.key)), str(finding.key)[:-2] + "AA"
         layer.put(other, artifact._replace(key=other))
 
@@ -98,7 +98,7 @@ def test_a_file_of_another_entry_fails_the_library_and_is_damage(
     assert verified(layer) == []
 
 
-#: Compiles a program, and in a process of its own builds it: PoCL 3.0 keeps both under one key.
+#: Compiles a program, and builds it in another process: PoCL 3.0 keeps both under one key.
 COMPILE = """
 import sys, pyopencl as cl
 from binaries import started
@@ -130,7 +130,7 @@ def test_code_that_lacks_a_built_in_function_is_damage(home: Home) -> None:
 @real
 @pytest.mark.usefixtures("wheel_pocl")
 def test_what_no_lookup_reads_or_only_elsewhere_fails_is_left(home: Home) -> None:
-    """A folder that was renamed, and a library that is not here, which the program may find."""
+    """A renamed folder, and a missing library, which the program may find."""
     home.python("named.py", "foo")
     layer = PoclKernels(home.environment())
     code = code_of(root_of(layer), "foo")
@@ -139,7 +139,7 @@ def test_what_no_lookup_reads_or_only_elsewhere_fails_is_left(home: Home) -> Non
     code.write_bytes(data.replace(b"libc.so.6\0", b"libc.so.9\0"))
     (missing,) = verified(layer)
     assert (missing.code, missing.severity, missing.thing) == ("doubtful", Severity.RISKS, None)
-    assert missing.message.endswith("foo.so: needs libc.so.9, which is not here")
+    assert missing.message.endswith("foo.so: needs libc.so.9, which is missing here")
     assert home.run(*RUN, "foo", check=False).returncode
     assert home.cachectl("purge --damaged pocl").returncode == 0
     assert code.exists()
@@ -161,7 +161,7 @@ def test_entries_of_two_machines_share_a_home(tmp_path: Path) -> None:
     place(root_of(layer), other, {"program.bc": BITCODE, "k/0-0-0/k.so": native("k")})
     assert (verified(layer), clear_damaged(layer).removed) == ([], 0)
     layer.put("AC" + POCL_KEY[2:], got(layer, POCL_KEY)._replace(key="AC" + POCL_KEY[2:]))
-    # Code of this machine in the entry of the other is as wrong as the other way round.
+    # This machine's code in the other's entry is just as wrong.
     artifact = got(layer, POCL_KEY)
     files = {**archive.unpack(artifact.data), "foo/0-0-0/foo.so": native("foo")}
     with pytest.raises(Damaged, match="ELF machine 62, not for aarch64"):
@@ -175,7 +175,7 @@ def test_entries_of_two_machines_share_a_home(tmp_path: Path) -> None:
 def test_an_object_of_another_machine_fails_where_others_are_replaced(
     home: Home, driver: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
-    """PoCL 7.2 and newer links an object without asking for which machine it is."""
+    """PoCL 7.2 and newer links an object for any machine."""
     variables = request.getfixturevalue(driver)
     home.python("named.py", "foo", "bar", **variables)
     layer = PoclKernels(home.environment())

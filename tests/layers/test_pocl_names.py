@@ -20,7 +20,7 @@ SHORTENED = {
 
 
 def test_a_candidate_is_taken_for_its_own_folder_alone() -> None:
-    """Versions cut at their own lengths: 6.0 keeps 23 characters of a folder's name of 64, 4.0 and 5.0 214 of 255."""
+    """Each version has its limit: 6.0 keeps 23 characters of a name of 64, 4.0 and 5.0 keep 214 of 255."""
     for name, folder in SHORTENED.items():
         others = [other for other in NAMES if other != name]
         assert pocl_programs.SHORTENED.fullmatch(folder)
@@ -28,7 +28,7 @@ def test_a_candidate_is_taken_for_its_own_folder_alone() -> None:
         assert pocl_programs.whole_name(folder, others) is None
         assert pocl_programs.whole_name(folder.replace(".", " "), NAMES) == name
     letters = SHORTENED[LONG].rpartition(".")[2]
-    # A name of 75 characters is whole where 255 are kept.
+    # A name of 75 characters is not shortened if 255 are kept.
     kept = {23: LONG, 22: None, 34: None}
     assert {cut: pocl_programs.whole_name(f"{LONG[:cut]}.{letters}", NAMES) for cut in kept} == kept
     assert pocl_programs.whole_name("k" * 60, NAMES) == "k" * 60
@@ -37,12 +37,12 @@ def test_a_candidate_is_taken_for_its_own_folder_alone() -> None:
 @real
 @pytest.mark.parametrize("driver", needing("built_pocl", "debian_pocl"))
 def test_a_shortened_name_is_read_from_the_program(home: Home, driver: str, request: pytest.FixtureRequest) -> None:
-    """The files of Debian's are those of PoCL 3.1; only the folders have names of later versions."""
+    """The files are those of Debian's PoCL 3.1; only the folders have names of later versions."""
     pocl: Driver = request.getfixturevalue(driver)
     home.python("named.py", *NAMES, **pocl)
     (program,) = (path.parent for path in (home.path / ".cache/pocl/kcache").glob("*/*/program.bc"))
     if driver == "debian_pocl":
-        # As newer versions name the kernel folders and native files.
+        # With the names of kernel folders and native files in newer versions.
         for name, folder in SHORTENED.items():
             for path in program.glob(f"{name}/*/{name}.so*"):
                 path.rename(path.with_name(path.name.replace(name, folder)))
@@ -62,7 +62,7 @@ def test_a_shortened_name_is_read_from_the_program(home: Home, driver: str, requ
         path.write_bytes(b"junk")
     (portable,) = layer.entries()
     assert portable.details.kernels == tuple(sorted(NAMES))
-    # Where none of them can be read, the names are unknown, and a purge by name leaves the program.
+    # If none of them can be read, the names are unknown, and a purge by name keeps the program.
     bitcode.write_bytes(b"junk")
     (unknown,) = layer.entries()
     assert unknown.details.kernels is None

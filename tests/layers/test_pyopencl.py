@@ -51,7 +51,7 @@ def judged(layer: PyOpenCLBinaries) -> list[tuple[bool | None, str | None]]:
 
 
 def test_whether_an_entry_with_a_changed_header_can_be_hit_is_unknown(home: Home) -> None:
-    """A container or another machine with the same home may have the header as it was."""
+    """A container or another machine with the same home may have the old header."""
     header = home.path / "include/answer.h"
     header.parent.mkdir()
     header.write_text("#define ANSWER 42\n")
@@ -103,7 +103,7 @@ def test_a_lock_that_pyopencl_holds_is_waited_for_and_never_broken(layer: PyOpen
             layer.put(entry.key, without_source, replace=True)
         assert layer.get(entry.key) == artifact
         assert lock.exists()
-        # A purge that has begun to wait ends once the holder lets go.
+        # A waiting purge ends once the holder releases the lock.
         patient = PyOpenCLBinaries(layer.environment._replace(lock_timeout=120))
         assert holder.stdin is not None
         Timer(0.5, holder.stdin.close).start()
@@ -151,18 +151,18 @@ def test_the_oldest_release_asks_only_whether_its_variable_is_set(layer: PyOpenC
     there = PyOpenCLBinaries(layer.environment._replace(variables=variables, installed=lambda _name: "2024.1"))
     assert there.state().condition is Condition.DISABLED
     (found,) = [finding for finding in there.diagnose() if finding.code == "variable"]
-    outcome = "switches PyOpenCL program binaries off all the same: pyopencl 2024.1 asks only whether it is set"
+    outcome = "switches PyOpenCL program binaries off all the same: pyopencl 2024.1 checks only whether it is set"
     assert there.state().why == found.message == f"PYOPENCL_NO_CACHE={value!r} {outcome}"
 
 
 def test_a_lock_that_nobody_holds_goes(warm: Home, layer: PyOpenCLBinaries) -> None:
-    """Also where no entry is left: a program killed under PyOpenCL's lock leaves it, and every build waits for it."""
+    """Even without entries: a program killed under PyOpenCL's lock leaves it behind, and every build waits for it."""
     root, plan = layer.roots()[0], layer.plan_clear()
     lock = base(layer) / "lock"
     program = "import os, sys; from pyopencl.cache import CacheLockManager, CleanupManager\n"
     program += "CacheLockManager(CleanupManager(), sys.argv[1]); os.kill(os.getpid(), 9)"
     warm.run(sys.executable, "-c", program, str(lock.parent), check=False)
-    # It may be held by a program that is only slow.
+    # A slow program may hold it.
     assert (lock.exists(), list(orphans(layer)), layer.clear(plan).removed) == (True, [], 0)
     os.utime(lock, (1, 1))
     assert list(orphans(layer)) == [f"{lock.parent.name}/lock"]
@@ -170,7 +170,7 @@ def test_a_lock_that_nobody_holds_goes(warm: Home, layer: PyOpenCLBinaries) -> N
         os.utime(lock, (1, 1))
         assert (layer.store.usage(root).orphan_files, layer.clear(plan).removed) == (0, 0)
     assert lock.exists()
-    # A purge that has not planned to remove it takes it over, and one that has counts it.
+    # A purge that did not plan to remove it takes it over; one that did counts it.
     assert layer.clear(layer.plan_clear(Selection(key=next(layer.entries()).key))).removed == 1
     assert not lock.exists()
     lock.touch()
@@ -183,7 +183,7 @@ def test_a_lock_that_nobody_holds_goes(warm: Home, layer: PyOpenCLBinaries) -> N
     plan = layer.plan_clear()
     lock.unlink()
     lock.touch()
-    # One that was taken after the plan stays.
+    # A lock taken after the plan stays.
     assert [note.because for note in layer.clear(plan).skipped] == ["changed since it was planned"]
     os.utime(lock, (1, 1))
     outcome = clear(layer)
@@ -303,7 +303,7 @@ def test_bytes_behind_a_program_of_intels_driver_fail_and_a_damaged_part_recompi
 
 
 def test_a_binary_of_another_build_than_its_source_is_doubtful(home: Home, intel_driver: Driver) -> None:
-    """PyOpenCL does not read the source, so that nothing shows which of the two is another program's."""
+    """PyOpenCL does not read the source, so nothing shows which of the two is another program's."""
     other = INTEL.replace(" k(", " other(").replace(".k.", ".other.")
     for program in (INTEL, other):
         home.run(sys.executable, "-c", program, check=True, **intel_driver)
@@ -324,7 +324,7 @@ def test_a_binary_of_another_build_than_its_source_is_doubtful(home: Home, intel
 def test_a_broken_binary_of_intels_driver_is_found_where_its_kind_is_known(
     home: Home, intel_driver: Driver, damage: str
 ) -> None:
-    """PyOpenCL reads no byte of it, and every run fails. What begins like no known kind may be of another driver."""
+    """PyOpenCL reads nothing of it, and every run fails. An unknown kind may be another driver's."""
     home.run(sys.executable, "-c", INTEL, check=True, **intel_driver)
     layer = PyOpenCLBinaries(home.environment(**intel_driver))
     (entry,) = layer.entries()

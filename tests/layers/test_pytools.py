@@ -1,4 +1,4 @@
-"""The persistent dictionaries of pytools: names, generations, staleness, damage, links, and purges beside programs."""
+"""The persistent dictionaries of pytools: names, generations, staleness, damage, links, purges while programs run."""
 
 import json
 import os
@@ -34,9 +34,6 @@ LAYERS = (LoopyDictionaries, PyOpenCLInvoker, PytoolsDictionaries)
 
 def folder_of(home: Home) -> Path:
     return home.path / ".cache/pytools"
-
-
-# ---------------------------------------------------------------------- names and staleness
 
 
 @pytest.mark.parametrize(
@@ -96,7 +93,7 @@ OLD, OLD_WORDS = "2020.1-islpy2021.1-cgen2020.1-v2", " with loopy 2020.1, islpy 
 @pytest.mark.parametrize(
     ("file", "stale", "maker"),
     [
-        # Other Pythons, of this version too, may have other packages.
+        # Other Pythons, even of this version, may have other packages.
         ("x{python}", None, "{short}"),
         (f"x-{OLD}-{{python}}", None, f"{{short}}{OLD_WORDS}"),
         ("x-2025.2-islpy2026.2.2-cgen2025.1-v2-{python}", False, None),
@@ -134,12 +131,12 @@ def test_folders_of_old_generations_are_entries(home: Home) -> None:
     assert [(entry.stale, entry.files) for entry in entries] == [(None, 2)] * 2
     artifact = got(layer, entries[0].key)
     assert artifact.form == "loopy-pdict/4"
-    # One that is empty is left to the program that fills it.
+    # An empty one is left to the program that fills it.
     (folder_of(home) / "pdict-v4-loopy-x-py3.8.1.final.0/abc/def/0123456789ab").mkdir()
     assert orphans(layer) == {}
     assert layer.plan_clear(Selection(stale=True)).entries == ()
     assert clear(layer).removed == 3
-    # A program makes its locks in them.
+    # Programs make their locks in them.
     assert len(list(folder_of(home).iterdir())) == 2
     layer.put(entries[0].key, artifact)
     assert layer.get(entries[0].key) == artifact
@@ -157,7 +154,7 @@ def test_entries_of_old_generations_have_kernel_names(home: Home) -> None:
 
 
 def test_the_entry_of_a_held_lock_is_left(home: Home) -> None:
-    """As a live program with an older pytools has it, which would fail without the folder that it writes in."""
+    """A live program with an older pytools would fail without the folder to which it writes."""
     folder = folder_of(home) / "pdict-v4-loopy-x-py3.8.1.final.0"
     for place in ("abc/def/0123456789", "abc/def/0123456780"):
         write(folder / place / "key", pickle.dumps("key"))
@@ -169,7 +166,7 @@ def test_the_entry_of_a_held_lock_is_left(home: Home) -> None:
     assert "a program may be writing it" in outcome.skipped[0].because
 
 
-#: Keeps an object of a module that is found by PYTHONPATH alone.
+#: Keeps an object of a module that only PYTHONPATH finds.
 PROGRAM = """
 import sys
 from pytools.persistent_dict import NoSuchEntryError, WriteOncePersistentDict
@@ -200,7 +197,7 @@ def test_a_row_of_a_module_that_is_gone_is_unknown_and_can_be_purged(home: Home,
     assert home.json("verify pytools", PYTHONPATH=library)["findings"] == []
     (finding,) = home.json("verify pytools", check=False)["findings"]
     assert (finding["code"], finding["severity"]) == ("unknown", "may fail a run")
-    assert "needs module simlib, which Python " in finding["message"]
+    assert "needs module simlib, which no Python " in finding["message"]
     home.cachectl("purge --damaged pytools")
     assert "No module named 'simlib'" in run().stderr
     home.cachectl(finding["fix"].removeprefix("cachectl "))
@@ -218,7 +215,7 @@ print(lp.generate_code_v2(kernel).device_code())
 
 @real
 def test_an_editable_loopy_that_was_changed_is_found_and_the_purge_makes_it_count(home: Home, tmp_path: Path) -> None:
-    """The real loopy, copied."""
+    """On a copy of the real loopy."""
     specification, sources = find_spec("loopy"), tmp_path / "sources"
     assert specification is not None
     installed = Path(str(specification.origin)).parents[1]
@@ -251,12 +248,9 @@ def test_an_editable_loopy_that_was_changed_is_found_and_the_purge_makes_it_coun
     assert "get_local_id((N))" in generated()
 
 
-# ---------------------------------------------------------------------- purges and locks
-
-
 @pytest.mark.parametrize("first", [False, True])
 def test_rows_that_came_after_the_plan_stay(home: Home, first: bool) -> None:
-    """Also one that took the number of a deleted one."""
+    """Even one that took the number of a deleted row."""
     layer, path = mine(home, {"a" * 16: NONE})
     plan = layer.plan_clear()
     if first:
@@ -290,13 +284,10 @@ def test_a_locked_dictionary_fails_alone_and_once(home: Home) -> None:
         assert (outcome.removed, len(outcome.failed)) == (1, 1)
         assert problems(layer) == ["busy"]
         read, placed = get_many(layer, keys), put_many(layer, artifacts)
-    # One and the same error for all: it was met once.
+    # The same error for all: it occurred once.
     for errors in (list(read.values()), list(placed)):
         assert (len(errors), [type(error) for error in set(errors)]) == (300, [Busy])
     assert layer.clear(plan).removed == 300
-
-
-# ---------------------------------------------------------------------- damage and foreign files
 
 
 def test_nothing_is_known_of_the_rows_of_a_damaged_file_and_one_just_made_is_no_damage(home: Home) -> None:
@@ -314,7 +305,7 @@ def test_a_broken_dictionary_stops_no_other_and_its_cure_is_named(home: Home) ->
     names = [f"pdict-v5-{name}-{home.environment().python}.sqlite" for name in ("a-header", "b-inside", "c-whole")]
     header, inside, _ = (dictionary(folder_of(home) / name, rows) for name in names)
     header.write_bytes(b"no database at all" * 99)
-    # Counting reads the tree down to its leaves, and not what hangs on them.
+    # Counting reads the tree down to its leaves, but no further.
     content = inside.read_bytes()
     inside.write_bytes(content[:4096] + b"\xff" * 4096 + content[8192:])
     done = home.cachectl("purge --all", check=False)
@@ -329,7 +320,7 @@ def test_a_broken_dictionary_stops_no_other_and_its_cure_is_named(home: Home) ->
 
 @pytest.mark.parametrize("data", [b"", b"junk", b"\x80\x04N"])
 def test_a_broken_pickle_is_found_and_not_put(home: Home, data: bytes) -> None:
-    """One of a later protocol is not removed as damaged."""
+    """A pickle of a later protocol is not removed as damaged."""
     later = bytes([0x80, pickle.HIGHEST_PROTOCOL + 1]) + b"\xfe."
     layer, path = mine(home, {"a" * 16: later, "x'; touch pwned; '": data})
     unknown, damaged = verified(layer)
@@ -342,7 +333,7 @@ def test_a_broken_pickle_is_found_and_not_put(home: Home, data: bytes) -> None:
 
 
 def test_nothing_is_read_or_written_through_a_link(home: Home) -> None:
-    """Nor is what a link points at that took the dictionary's place after the plan."""
+    """Nor through one that replaced the dictionary after the plan."""
     innocent = dictionary(home.path / "elsewhere/innocent.db", {"a" * 16: NONE})
     layer, path = mine(home, {"a" * 16: NONE})
     plan = layer.plan_clear()
@@ -364,7 +355,7 @@ def test_nothing_is_read_or_written_through_a_link(home: Home) -> None:
 
 @pytest.mark.parametrize("size", [0, 100, 8192])
 def test_looking_at_a_file_with_a_stray_log_writes_nothing(home: Home, size: int) -> None:
-    """Sqlite makes a shared-memory file, or deletes the log, wherever it finds one beside a database, even empty."""
+    """Sqlite makes a shared-memory file, or deletes the log, next to any database that has one, even if empty."""
     layer, path = mine(home, {"b" * 16: NONE})
     os.truncate(path, size)
     Path(f"{path}-wal").write_bytes(b"no log at all" * 100)
@@ -397,6 +388,6 @@ for protocol in (4, 5):
 
 @real
 def test_the_names_of_many_merged_kernels_are_found(home: Home) -> None:
-    """From three kernels on, loopy's key names some only by their place in what the pickle remembers."""
+    """With three kernels or more, loopy's key names some only by their index in the memo of the pickle."""
     for line in home.run(sys.executable, "-c", MERGED).stdout.split():
         assert pdict.kernel_names(bytes.fromhex(line)) == ("kern0", "kern1", "kern2", "kern3")

@@ -1,4 +1,4 @@
-"""What stands in an entry's place in a format that no layer knows: never nothing, never damaged, never changed."""
+"""What is in an entry's place in an unknown format is never nothing, never damaged, never changed."""
 
 import json
 import os
@@ -99,7 +99,7 @@ def test_names_that_systems_and_people_make_are_not_unknown(name: str, tmp_path:
     layer = GOLDEN[name].filled(tmp_path)
     root = root_of(layer)
     for folder in {root, *(path.parent for path in root.rglob("*") if path.is_file())}:
-        # In the folder of a program such a file is in the way.
+        # Such a file in a program's folder is in the way.
         for file in SYSTEM if not {"program.bc", "info"} & {*os.listdir(folder)} else ():
             write(folder / file, "years of work")
     assert usage_of(layer).unknown_files == 0

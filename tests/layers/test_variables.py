@@ -1,4 +1,4 @@
-"""What each driver makes of its variables, as a table: whether its cache is on, and what doctor says."""
+"""How each driver reads its variables, as a table: whether its cache is on, and what doctor says."""
 
 import os
 import subprocess
@@ -46,9 +46,9 @@ VALUES: dict[str, list[tuple[Any, ...]]] = {
         ("", ON, "default"),
         ("NEO_CACHE_PERSISTENT=1", ON, "=1"),
         ("NEO_CACHE_PERSISTENT=0", OFF, "@", "off"),
-        ("NEO_CACHE_PERSISTENT=true|", OFF, "takes it for 0", "variable"),
-        ("NEO_CACHE_DIR={tmp}/new/er", OFF, "er is not there (NEO_CACHE_DIR)", "folder"),
-        ("XDG_CACHE_HOME={tmp}/new", OFF, "new is not there (XDG_CACHE_HOME)", "folder"),
+        ("NEO_CACHE_PERSISTENT=true|", OFF, "reads it as 0", "variable"),
+        ("NEO_CACHE_DIR={tmp}/new/er", OFF, "er is missing (NEO_CACHE_DIR)", "folder"),
+        ("XDG_CACHE_HOME={tmp}/new", OFF, "new is missing (XDG_CACHE_HOME)", "folder"),
         ("HOME=", OFF, "HOME is not set", "variable"),
         ("NEO_CACHE_MAX_SIZE=1G", ON, "takes it for 1", "variable"),
         ("NEO_CACHE_MAX_SIZE=big", ON, "takes it for 0", "variable", Severity.WASTES),
@@ -83,7 +83,7 @@ VALUES: dict[str, list[tuple[Any, ...]]] = {
         ("MESA_SHADER_CACHE_MAX_SIZE=500", ON, "default", "variable", HARMLESS),
         ("MESA_DISK_CACHE_READ_ONLY_FOZ_DBS=ship", ON, "default", "variable", HARMLESS),
         ("MESA_GLSL_DISABLE_IO_OPT=yes", ON, "default", "variable"),
-        # Older releases take the home of the account.
+        # Older releases use the home of the account.
         ("HOME={tmp}", ON, "default", "variable", HARMLESS),
     ],
     "cuda": [
@@ -125,7 +125,7 @@ VALUES: dict[str, list[tuple[Any, ...]]] = {
     ],
     "pytools": [
         ("SUMPY_NO_CACHE=1", ON, "off for sumpy only", "off"),
-        ("SUMPY_NO_CACHE=0|", ON, "its value is not read", "variable"),
+        ("SUMPY_NO_CACHE=0|", ON, "its value is ignored", "variable"),
     ],
     "miopen": [
         ("MIOPEN_DISABLE_CACHE=1|enable", OFF, "@", "off"),
@@ -157,7 +157,7 @@ VALUES: dict[str, list[tuple[Any, ...]]] = {
 
 
 def cases() -> Iterator[tuple[Any, ...]]:
-    """Yield each value of the table by itself."""
+    """Yield each value of the table separately."""
     for layer, rows in VALUES.items():
         for variables, *expected in rows:
             first, *others = variables.split("|")
@@ -260,10 +260,7 @@ def test_a_folder_that_no_shell_expanded_is_told_with_the_place_that_is_used(tmp
         return found.message, found.fix
 
     used = f"no shell expanded ~, so the cache is {tmp_path}/cwd/~/pc"
-    assert said("pocl", POCL_CACHE_DIR="~/pc") == (
-        f"POCL_CACHE_DIR='~/pc': {used}",
-        'export POCL_CACHE_DIR="$HOME/pc"',
-    )
+    assert said("pocl", POCL_CACHE_DIR="~/pc") == (f"POCL_CACHE_DIR='~/pc': {used}", 'export POCL_CACHE_DIR="$HOME/pc"')
     message, fix = said("cuda", CUDA_CACHE_PATH='${{SCRATCH}}/a"b')
     assert (message[-41:], fix) == (
         "shell expanded ${SCRATCH}, so there is no cache"[-41:],
@@ -291,7 +288,7 @@ def test_a_variable_is_judged_by_the_releases_that_known_pythons_have(
     known = [own_python(environment), python]
     monkeypatch.setattr("cachectl.layers.host.pythons.pythons_of", lambda _: known)
     layer = built_in_layer("loopy", environment)
-    assert "loopy 2024.1 asks only whether it is set" in layer.state().why
+    assert "loopy 2024.1 checks only whether it is set" in layer.state().why
     assert layer.state().condition is OFF
     newer = python._replace(installed={"loopy": "2025.2"}.get)
     known.insert(1, newer)

@@ -61,9 +61,7 @@ def test_cold_warm_and_after_a_purge(home: Home) -> None:
         (["lk0"], None),
         (["pk0"], None),
     ]
-    assert {one["because"] for one in cold["missed"] if one["kernel"]} == {
-        "the ledger of traces has no run that built it"
-    }
+    assert {one["because"] for one in cold["missed"] if one["kernel"]} == {"no earlier traced run built it"}
     for layer, beginning in USED.items():
         hits, misses, stores = numbers(cold, layer)
         assert (hits, stores) == (0, misses)
@@ -172,7 +170,7 @@ dictionary.store_if_not_present(1, 2)
 EARLIER = "import pyopencl; pyopencl.get_platforms(); print('ready', flush=True); input()"
 earlier = subprocess.Popen([sys.executable, "-c", EARLIER], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 earlier.stdout.readline()
-with cachectl.traced() as t:
+with cachectl.traced() as recorder:
     context, queue = kernels.started()
     if not (idle := os.fork()):
         signal.pause()
@@ -188,6 +186,7 @@ with cachectl.traced() as t:
 os.kill(idle, signal.SIGKILL)
 earlier.communicate(b"end")
 kernels.compile_and_check(context, queue, 1)
+t = recorder.trace
 counted = [[t[name].hits, t[name].misses, t[name].stores] for name in ("pytools", "pocl", "loopy")]
 stages = {span.stage for span in t.spans}
 print(json.dumps([*counted, t["pocl"].evidence, WriteOncePersistentDict.fetch.__qualname__, "lookup" in stages]))
@@ -331,7 +330,7 @@ def test_a_layer_that_takes_no_part_is_named_with_the_reason(home: Home, tmp_pat
     }
     assert named <= set(document["said"].splitlines())
     assert (layer_of(document, "loopy")["state_why"], layer_of(document, "pytools")["state"]) == (why, None)
-    assert document["verdict"] == "No cache was asked: no lookup was seen. Off, at no cost that shows: loopy."
+    assert document["verdict"] == "No cache was used: no lookup was seen. Off, at no measurable cost: loopy."
 
 
 # ---------------------------------------------------------------------- builds

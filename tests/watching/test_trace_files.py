@@ -190,7 +190,7 @@ def watched(home: Home, *, lost: bool = False) -> Iterator[dict[str, Evidence]]:
         if lost:
             watching._events.lost = True
     for name, what in seen.items():
-        what.take(watching.uses_of(name), watching.doubts[name])
+        what.take(watching.uses_of(name), watching.doubts[name], frozenset())
 
 
 @pytest.mark.parametrize(("order", "fewest"), [("oc", 100), ("oo.c.c", 100), ("o.o.c.c", 200), ("", 0)])

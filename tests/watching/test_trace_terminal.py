@@ -13,7 +13,7 @@ from support.tracing import layer_of, numbers, trace
 from tiers import real, thorough_only
 
 from cachectl.layers.inside.pocl_messages import read_messages
-from cachectl.watching.programs import read_events
+from cachectl.watching.program_events import read_events
 
 CHATTY = "chatty.py"
 
@@ -124,8 +124,8 @@ def test_other_words_are_not_clear(head: bytes) -> None:
     assert (devices, clear, others) == (1, True, b"")
 
 
-STARTED = {"pid": 7, "at": 1.0, "event": "started", "program": ["p"], "host": "h", "rank": 0}
-WHEN = {"pid": 7, "at": 1.0, "start": 1, "end": 2, "thread": 7}
+STARTED = {"pid": 7, "event": "started", "program": ["p"], "host": "h", "rank": 0}
+WHEN = {"pid": 7, "start": 1, "end": 2, "thread": 7}
 HIT = {**WHEN, "event": "hit", "layer": "pytools", "dictionary": "loopy-code-gen", "kernels": ["one"]}
 SPAN = {**WHEN, "event": "span", "stage": "launch", "name": "wait"}
 POCL = {"pid": 7, "event": "messages", "layer": "pocl", "lookups": 1, "wrote": ["/nowhere"], "upto": 0}
@@ -136,7 +136,7 @@ BUILD: dict[str, Any] = {
     **WHEN,
     "event": "build",
     "layer": "pyopencl",
-    "seconds": 0.5,
+    "at": 1.0,
 }
 GOOD = (STARTED, HIT, SPAN, POCL, BUILD)
 #: Values that no field can have, and some that other fields can have.

@@ -186,7 +186,7 @@ PLACES = {
     ("miopen-tuning", "win32"): {"USERPROFILE=/profile": "/profile/.miopen/db (default (USERPROFILE))"},
     ("miopen-system", "linux"): {"HOME=/h MIOPEN_SYSTEM_DB_PATH=~/db": "/h/db (MIOPEN_SYSTEM_DB_PATH)"},
     ("miopen-system-tuning", "linux"): {
-        "HOME=/h MIOPEN_SYSTEM_DB_PATH=~/db": "/here/~/db (MIOPEN_SYSTEM_DB_PATH (its ~ is taken as it stands))"
+        "HOME=/h MIOPEN_SYSTEM_DB_PATH=~/db": "/here/~/db (MIOPEN_SYSTEM_DB_PATH (its ~ is taken literally))"
     },
     ("state", "linux"): {
         "HOME=/h XDG_CACHE_HOME=/moved": "/h/.local/state/cachectl",

@@ -1,4 +1,4 @@
-"""Keys of 20 bytes, of 32 as since Mesa 26, both in one store, and of a length that nobody has made yet.
+"""Keys of 20 bytes, of 32 (since Mesa 26), both in one store, and of an unknown length.
 
 A real Mesa 26 is not installed here: files are packed by the format. Mesa's own ``mesa_cache_db.c``, compiled for each
 length of keys, reads what is left of them (see docs/layers/mesa.md).
@@ -35,7 +35,7 @@ def widths(request: pytest.FixtureRequest) -> tuple[int, ...]:
 
 
 def filled(folder: Path, store: str, widths: Iterable[int]) -> tuple[MesaShaderCache, Path, dict[str, bytes]]:
-    """Fill a store as one Mesa after the other does; return the layer, the root, and all entries by their keys."""
+    """Fill a store like one Mesa after the other; return the layer, the root, and all entries by their keys."""
     entries: dict[str, bytes] = {}
     for width in widths:
         new = {**contents(width), **graphics(width)}
@@ -45,7 +45,7 @@ def filled(folder: Path, store: str, widths: Iterable[int]) -> tuple[MesaShaderC
 
 
 def require_placed(root: Path, entries: Contents) -> None:
-    """Require that Mesa finds exactly these entries of a database: each where the index says."""
+    """Require that Mesa finds exactly these entries of a database where the index says."""
     data, index = ((root / name).read_bytes() for name in DB_FILES)
     assert data[:20] == index[:20]
     assert struct.unpack_from("<8sI", data) == (b"MESA_DB\0", 1)
@@ -97,7 +97,7 @@ def test_a_purge_of_a_database_leaves_every_other_byte(widths: tuple[int, ...], 
 def test_a_prune_removes_what_it_counts(store: str, widths: tuple[int, ...], tmp_path: Path) -> None:
     layer, _, entries = filled(tmp_path, store, widths)
     (plan,) = plan_prune([layer], Limits(max_size=0)).layers
-    # What is another program's is no failure.
+    # Another program's entry is not a failure.
     assert (len(plan.entries), plan.failed) == (4 * len(widths), ())
     assert layer.clear(plan).removed == 4 * len(widths)
     assert listed(layer).keys() == {name for name in entries if name in listed(layer)}
@@ -106,7 +106,7 @@ def test_a_prune_removes_what_it_counts(store: str, widths: tuple[int, ...], tmp
 
 def test_the_size_is_counted_in_an_index_for_any_length(widths: tuple[int, ...], tmp_path: Path) -> None:
     layer, root, _ = filled(tmp_path, "multi-file", widths)
-    # What a later Mesa may have stored is counted by it, too.
+    # The index also counts what a later Mesa may have stored.
     (root / "ab").mkdir(exist_ok=True)
     (root / "ab" / ("c" * 78)).write_bytes(bytes(5000))
     clear(layer, key=key("a", widths[-1]))
@@ -126,12 +126,12 @@ def test_entries_are_put_into_a_database_with_such_keys(widths: tuple[int, ...],
         name = key_in(DATABASE, "b", width)
         entries[name] = entry(kernel("longer " * 9))
         layer.put(name, Artifact("mesa", name, "mesa-entry/1", entries[name]), replace=True)
-        # Nothing is listed twice: Mesa drops all of such a file when it next makes room.
+        # Nothing is listed twice: otherwise Mesa drops the whole file when it next makes room.
         require_placed(root, entries)
     frames = sum(len(name.rpartition("::")[2]) // 2 + 8 + len(content) for name, content in entries.items())
     assert (root / DB_FILES[0]).stat().st_size == 20 + frames
     assert verified(layer) == []
-    # Also into none, as a pull of both does.
+    # Also into an empty store, like a pull of both.
     empty = layer_of(tmp_path / "empty", DATABASE)
     artifacts = [Artifact("mesa", name, "mesa-entry/1", content) for name, content in entries.items()]
     assert put_many(empty, artifacts) == [True for _ in artifacts]
@@ -140,7 +140,7 @@ def test_entries_are_put_into_a_database_with_such_keys(widths: tuple[int, ...],
 
 @pytest.mark.parametrize(("present", "other"), [(20, 32), (32, 20)])
 def test_a_key_of_another_length_is_not_put_into_a_database(present: int, other: int, tmp_path: Path) -> None:
-    """Mesa would drop all of it when it next makes room: it expects one frame behind the other."""
+    """Mesa would drop all entries when it next makes room: it expects contiguous frames."""
     layer, root, _ = filled(tmp_path, DATABASE, (present,))
     before = snapshot(root)
     name = key_in(DATABASE, "a", other)
@@ -236,7 +236,7 @@ def test_a_single_file_with_other_names_is_left_alone(tmp_path: Path) -> None:
 
 
 def require_refused(layer: MesaShaderCache, folder: Path, new: str) -> None:
-    """Require that nothing of a file is called damaged or changed, and that it is said to be unknown."""
+    """Require that a file is reported as unknown, not as damaged, and is not changed."""
     before = snapshot(folder)
     assert (usage_of(layer).unknown_files, usage_of(layer).problems) == (1, ())
     findings = verified(layer)
@@ -256,7 +256,7 @@ def require_refused(layer: MesaShaderCache, folder: Path, new: str) -> None:
 
 
 def test_a_database_without_its_index_is_damaged(tmp_path: Path) -> None:
-    """Mesa counts its parts up, and drops the entries of one without an index."""
+    """Mesa numbers its parts, and drops the entries of one without an index."""
     layer, root, _ = filled(tmp_path, DATABASE, (20,))
     (root / "part1234").mkdir()
     (root / DB_FILES[0]).rename(root / "part1234" / DB_FILES[0])

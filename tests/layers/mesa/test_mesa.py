@@ -1,4 +1,4 @@
-"""Mesa's shader cache: places, whose entries, its three stores, damage, locks and interrupted changes."""
+"""Mesa's shader cache: places, owners of entries, three stores, damage, locks and interrupted changes."""
 
 import errno
 import os
@@ -41,9 +41,6 @@ def filled(folder: Path, store: str, entries: dict[str, bytes] = CONTENTS) -> tu
     return layer_of(folder / "home", store), fill(folder / "home/.cache", store, entries)
 
 
-# ---------------------------------------------------------------------- places and switches
-
-
 @pytest.mark.parametrize(
     ("value", "expected"),
     [
@@ -76,9 +73,6 @@ def test_two_paths_to_one_folder_are_one_place(tmp_path: Path) -> None:
     assert (usage.entries, usage.bytes) == (4, on_disk(*root.rglob("*")))
     held = usage.bytes
     assert plan_prune([layer], Limits(max_size=held)).layers[0].entries == ()
-
-
-# ---------------------------------------------------------------------- whose entries
 
 
 def test_entries_of_gl_are_neither_counted_nor_cleared_unless_named(store: str, tmp_path: Path) -> None:
@@ -133,9 +127,6 @@ def test_a_payload_is_unpacked_no_further_than_its_header_says(announced: int, m
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < most
-
-
-# ---------------------------------------------------------------------- stores
 
 
 def test_a_different_entry_is_replaced_only_when_asked(store: str, tmp_path: Path) -> None:
@@ -232,7 +223,7 @@ def test_a_single_file_that_mesa_cannot_use_is_removed_with_its_other_half(name:
     ]
     usage = usage_of(layer)
     assert (usage.entries, [problem.code for problem in usage.problems], clear(layer).failed) == (0, ["damaged"], ())
-    # Who has it open is not known.
+    # It is unknown who has it open.
     busy = clear_damaged(MesaShaderCache(layer.environment._replace(processes=Path("/no such folder"))))
     assert busy.removed == 0
     assert {note.because.partition(" in ")[0] for note in busy.skipped} == {"is open"}
@@ -254,7 +245,7 @@ def test_files_that_are_closed_to_this_user_are_no_damage(tmp_path: Path, monkey
 
 
 def test_a_program_that_has_a_single_file_open_goes_on_using_its_own(tmp_path: Path) -> None:
-    """Mesa keeps places in memory: under an open file nothing may move."""
+    """Mesa keeps places in memory: in an open file nothing may move."""
     layer, root = filled(tmp_path, "single-file")
     (path,) = root.rglob("foz_cache.foz")
     before = path.read_bytes()
@@ -277,7 +268,7 @@ def test_a_database_gets_another_number_so_that_programs_read_it_again(tmp_path:
 def test_an_interrupted_removal_in_place_is_counted_if_nothing_can_be_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Mesa drops all entries of files whose heads were not written a second time."""
+    """Mesa drops all entries of files whose heads were not written the second time."""
     layer, _ = filled(tmp_path, "database")
     write_heads = pairs.Pair._write_heads
 

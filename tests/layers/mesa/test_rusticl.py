@@ -3,6 +3,7 @@
 import json
 import os
 import pwd
+import shlex
 import shutil
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import pytest
 from homes import Home, make_home
 from support.layers import assigned, clear, clear_damaged, got, listed, python, running, verified
 from support.mesa import FOLDERS, RUSTICL, STORES, rusticl
+from support.tracing import numbers, trace
 
 from cachectl.layers.core.conformance import snapshot
 from cachectl.layers.core.finding import Severity
@@ -45,7 +47,7 @@ def cold(home: Home, rusticl_device: str) -> Home:
 
 @pytest.mark.parametrize("store", STORES)
 def test_rusticl_runs_what_a_base_keeps(store: str, cold: Home, tmp_path: Path) -> None:
-    """What is new is in the own root alone, and the second run stores nothing."""
+    """New entries are only in its own root, and the second run stores nothing."""
     base = str(tmp_path / "base")
     program = (sys.executable, str(cold.programs / "rusticl.py"))
     # PoCL, which the same loader starts, says nothing here.
@@ -70,6 +72,21 @@ def own_keys(home: Home, *root: str) -> set[str]:
     return {one["key"] for one in home.json("ls mesa", *root)["entries"]}
 
 
+def test_a_trace_counts_one_miss_of_a_cut_entry_and_none_of_another_program(cold: Home) -> None:
+    """The store after a miss opens the entry again; an entry that names no kernel may be the other program's."""
+    rusticl(cold, 1)
+    kernel = cold.json("ls mesa --kernel rk0")["entries"][0]["key"]
+    os.truncate(cold.path / ".cache" / FOLDERS["multi-file"] / kernel, 100)
+    program = (sys.executable, str(cold.programs / "rusticl.py"))
+    assert numbers(trace(cold, *program, "1", **RUSTICL), "mesa")[1] == 1
+    assert cold.json("purge mesa --key", kernel)["total"]["removed"] == 1
+    rusticl(cold, 1)
+    with subprocess.Popen((*program, "3"), env={**cold.variables, **RUSTICL}, stdout=subprocess.DEVNULL) as other:
+        document = trace(cold, "sh", "-c", f"{shlex.join((*program, '1'))}; sleep 4", **RUSTICL)
+    assert (other.returncode, numbers(document, "mesa")[1]) == (0, None)
+    assert document["verdict"].startswith("Unknown: every observed lookup hit")
+
+
 @pytest.mark.parametrize("store", STORES)
 def test_rusticl_fills_what_is_reported_listed_and_purged(store: str, cold: Home) -> None:
     variables = STORES[store]
@@ -80,7 +97,7 @@ def test_rusticl_fills_what_is_reported_listed_and_purged(store: str, cold: Home
     assert sorted(one["kernels"][0] for one in entries if one["kernels"]) == ["rk0", "rk1"]
     assert {one["device"] for one in entries} == {"llvmpipe"}
     keys = {one["key"] for one in entries}
-    # Hits first; then what was removed is missed, and so stored again.
+    # First hits; then the removed entries are missed, and stored again.
     for purged in (False, True):
         if purged:
             assert cold.json("purge --all")["total"]["failed"] == 0
@@ -88,7 +105,7 @@ def test_rusticl_fills_what_is_reported_listed_and_purged(store: str, cold: Home
         rusticl(cold, 2, **variables)
         assert own_keys(cold) == keys
         assert cold.json("verify mesa")["findings"] == []
-    # Damage that Mesa never repairs is found, and the command of the finding is its cure.
+    # Damage that Mesa never repairs is found, and the printed command repairs it.
     layer = MesaShaderCache(cold.environment(**variables))
     bad = next(name for name, found in listed(layer).items() if found.details.kernels is None)
     whole = got(layer, bad).data
@@ -97,7 +114,7 @@ def test_rusticl_fills_what_is_reported_listed_and_purged(store: str, cold: Home
     holder = next(path for path in files if whole in path.read_bytes())
     holder.write_bytes(holder.read_bytes().replace(whole, damaged))
     if store != "database":
-        # A database it drops whole instead.
+        # A database is dropped as a whole instead.
         rusticl(cold, 2, **variables)
         assert damaged in holder.read_bytes()
     (finding,) = cold.json("verify mesa", check=False)["findings"]
@@ -109,7 +126,7 @@ def test_rusticl_fills_what_is_reported_listed_and_purged(store: str, cold: Home
 
 @pytest.mark.parametrize("store", STORES)
 def test_rusticl_runs_what_was_put(store: str, cold: Home, other: Home) -> None:
-    """The machine code of one kernel under the key of the other: whatever that computes came out of the cache."""
+    """One kernel's machine code under the other's key: its result proves that it came from the cache."""
     variables = STORES[store]
     assert rusticl(cold, 2, **variables)["results"] == [2.0, 103.0]
     layer = MesaShaderCache(cold.environment(**variables))
@@ -161,7 +178,7 @@ def test_read_only_files_are_left_and_reported(cold: Home) -> None:
     home = replace(cold, variables={**cold.variables, **shipping})
     assert home.json("purge mesa")["total"]["removed"] == 4
     rusticl(home, 2)
-    # What was found elsewhere is not stored again.
+    # An entry found elsewhere is not stored again.
     assert home.json("ls mesa")["entries"] == []
     assert [path.read_bytes() for path in shipped] == before
     kept = home.path / "kept"
@@ -215,7 +232,7 @@ def test_rusticl_keeps_its_cache_where_we_say(variables: str, gone: Iterable[str
 
 
 def test_a_home_that_is_not_the_account_s_is_one_of_two_places(cold: Home, tmp_path: Path) -> None:
-    """Whichever of the two this Mesa goes by; under another password file, for the tester's own home is no place."""
+    """Whichever of the two this Mesa uses; under another password file, to keep out of the tester's home."""
     account = tmp_path / "account"
     for folder in (account, cold.path):
         (folder / ".cache").mkdir(parents=True)
@@ -236,7 +253,7 @@ def test_a_home_that_is_not_the_account_s_is_one_of_two_places(cold: Home, tmp_p
 
 
 def test_a_block_reports_whether_it_is_too_late_for_rusticl(cold: Home) -> None:
-    """Loaded it may be, as it is in every program; only once a device is asked for has it read its variables."""
+    """It may be loaded, as in every program; it reads its variables only when a device is requested."""
     program = """
 import sys; sys.path.insert(0, sys.argv[1])
 import cachectl, pyopencl as cl, rusticl

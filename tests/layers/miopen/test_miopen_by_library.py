@@ -1,4 +1,4 @@
-"""What each libMIOpen looks for, which of it is there, and the command that helps where it is not."""
+"""What each libMIOpen looks for, what exists of it, and the command that helps if it is missing."""
 
 import os
 from pathlib import Path
@@ -64,7 +64,7 @@ def test_kernels_of_rocm_are_none_of_a_wheel_that_does_not_read_them(tmp_path: P
     assert found.fix == f"export MIOPEN_SYSTEM_DB_PATH={rocm}"
     variable = shell(tmp_path, f'{found.fix}; printf %s "$MIOPEN_SYSTEM_DB_PATH"').stdout
     assert machine.findings(MIOPEN_SYSTEM_DB_PATH=variable) == []
-    # And the other way round, one judgement for each.
+    # The reverse too, with a verdict for each.
     (wheel / "gfx1030.kdb").symlink_to(rocm / "gfx1030_36.kdb")
     assert machine.findings() == []
     os.remove(rocm / "gfx1030_36.kdb")
@@ -113,7 +113,7 @@ def test_a_package_is_named_where_there_is_one_that_the_library_reads(
     monkeypatch.setattr(by_library, "_PACKAGED_INTO", regex(rf"{tmp_path}/opt/rocm-[^/]+/share/miopen/db"))
     paths = ":".join(str(folder.parents[2] / "lib") for folder in folders)
     fixes = {
-        (found.root, found.message.split()[6].strip(",")): found.fix
+        (found.root, found.message.split()[6].strip(":")): found.fix
         for found in machine.findings(LD_LIBRARY_PATH=paths)
     }
     package = "miopen-hip-gfx900kdb"
@@ -138,18 +138,18 @@ def test_a_variable_decides_for_every_library(tmp_path: Path) -> None:
     assert [found.fix for found in machine.findings(**named)] == ["unset MIOPEN_SYSTEM_DB_PATH"]
     store(tmp_path / "named/gfx1100_48.kdb", ROWS)
     assert machine.findings(**named) == []
-    # Of a variable that names nothing there is one finding.
+    # A variable that names nothing has one finding.
     missing = examine(machine.environment(MIOPEN_SYSTEM_DB_PATH=str(tmp_path / "none")), "miopen-system")
     assert [(found.code, found.fix) for found in missing] == [("variable", "unset MIOPEN_SYSTEM_DB_PATH")]
 
 
 def test_the_users_own_kernels_are_pushed_to_where_the_library_looks(tmp_path: Path) -> None:
-    """Also of a device that is only known by the name of the user's database."""
+    """Even for a device known only by the name of the user's database."""
     machine = Machine(tmp_path)
     folder = machine.library(machine.site / "torch")
     store(user_file(tmp_path, "gfx1030_36"), ROWS)
     (found,) = machine.findings()
-    assert found.message.startswith("no system kernels for the GPU gfx1030, ")
+    assert found.message.startswith("no system kernels for the GPU gfx1030: ")
     shell(tmp_path, found.fix)
     assert stored(folder / "gfx1030.kdb") == [(NAME, ARGS, *packed(CODE))]
     assert machine.findings() == []

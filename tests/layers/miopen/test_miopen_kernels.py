@@ -50,7 +50,7 @@ from cachectl.layers.core.entry import Artifact, Usage
 from cachectl.layers.core.finding import Severity
 from cachectl.layers.core.layer import Layer, put_many
 from cachectl.layers.miopen import MIOpenKernels, MIOpenSystemKernels, MIOpenTuning, kernels
-from cachectl.layers.miopen.kernels import encode, escaped, split_kernel_key
+from cachectl.layers.miopen.kernels import encode, join_kernel_key, split_kernel_key
 from cachectl.stack import Stack
 
 
@@ -82,7 +82,7 @@ def test_both_generations_are_listed(tmp_path: Path, layer: MIOpenKernels) -> No
         layer.put(KEY, old_form._replace(key=KEY))
     assert clear(layer, key=OBJECT).removed == 1
     assert not (tmp_path / ".cache/miopen/2.2.1").exists(), "the empty folders above it stay"
-    # Of exactly these arguments.
+    # Only with exactly these arguments.
     assert [layer.get(key_of(args=args)) for args in (ARGS.strip(), ARGS.upper())] == [None, None]
 
 
@@ -91,7 +91,7 @@ def test_both_generations_are_listed(tmp_path: Path, layer: MIOpenKernels) -> No
 def test_put_writes_what_miopen_would_have_written(
     tmp_path: Path, layer: MIOpenKernels, code: bytes, wal: bool | None
 ) -> None:
-    """And it leaves the rows and the mode of a file that exists."""
+    """And it keeps the rows and the mode of an existing file."""
     path = user_file(tmp_path)
     before = stored(store(path, {OTHER: packed(CODE)}, wal=True)) if wal else []
     layer.put(KEY, artifact(KEY, code))
@@ -113,7 +113,7 @@ def test_arguments_may_be_long_or_have_control_characters(tmp_path: Path, layer:
     assert stored(user_file(tmp_path)) == [(NAME, args, *packed(CODE))]
     Stack(layer.environment).push(tmp_path / "gfx90a6e.kdb", layers=["miopen"])
     assert stored(tmp_path / "gfx90a6e.kdb") == [(NAME, args, *packed(CODE))]
-    # The name of the file may not.
+    # The name of the file may have neither.
     with pytest.raises(LayerError, match="is not a key"):
         layer.put(key_of("3.3.0.\n/gfx90a6e.ukdb"), taken._replace(key=key_of("3.3.0.\n/gfx90a6e.ukdb")))
 
@@ -143,7 +143,7 @@ while True:
 
 @pytest.mark.parametrize("wal", [True, False])
 def test_a_database_that_a_program_writes_all_the_time_is_read_and_cleared(tmp_path: Path, wal: bool) -> None:
-    """Its rows go, the file never."""
+    """Its rows are removed, never the file."""
     path = store(user_file(tmp_path), {(NAME, ARGS): packed(CODE)}, wal=wal)
     inode = path.stat().st_ino
     layer = MIOpenKernels(environment_of(tmp_path)._replace(lock_timeout=60.0))
@@ -243,7 +243,9 @@ NAMES = ("ns::name.cl.o", "ns", "a:b%3A.s.o", "::", ":", "100%.cl.o", "%25", "co
 
 def test_kernels_with_colons_in_their_names_come_and_go(tmp_path: Path, layer: MIOpenKernels) -> None:
     keys = {
-        f"{escaped(name)}::{args}": (name, args) for name in NAMES for args in ("", ":x", "::", ARGS, "ns::name.cl.o")
+        join_kernel_key((name, args)): (name, args)
+        for name in NAMES
+        for args in ("", ":x", "::", ARGS, "ns::name.cl.o")
     }
     assert len(keys) == len(NAMES) * 5
     assert {key: split_kernel_key(key) for key in keys} == keys
@@ -254,7 +256,7 @@ def test_kernels_with_colons_in_their_names_come_and_go(tmp_path: Path, layer: M
     assert clear(layer, key=key_of(name="ns%3A%3Aname.cl.o")).removed == 1
     assert clear(layer).removed == len(codes) - 1
     assert put_many(layer, list(artifacts.values())) == [True] * len(codes)
-    # Keys of files in such a folder would mean another file.
+    # Keys of files in such a folder would be those of another file.
     store(tmp_path / ".cache/miopen/3.3.0.a::b/gfx90a6e.ukdb", {(NAME, ARGS): GOOD})
     assert keys_of(layer) == list(artifacts)
 
@@ -262,7 +264,7 @@ def test_kernels_with_colons_in_their_names_come_and_go(tmp_path: Path, layer: M
 RECORD = Artifact("miopen-tuning", f"{FIND}::b", "miopen-record/1", b"b=S:1")
 
 
-#: Of each layer, the file of a database, what is put into it, and the effect of what stands in its place.
+#: For each layer the file of a database, what is put into it, and the effect of an obstacle in its place.
 FILES: dict[type[Layer], tuple[str, Artifact, Severity]] = {
     MIOpenKernels: (f".cache/miopen/{VERSION}/gfx90a6e.ukdb", artifact(KEY), Severity.FAILS),
     MIOpenTuning: (f".config/miopen/{FIND}", RECORD, Severity.RECOMPILES),
@@ -304,7 +306,7 @@ def test_rows_that_break_the_index_are_found(tmp_path: Path, layer: MIOpenKernel
 
 
 def test_a_row_is_damaged_by_its_checksum_alone(tmp_path: Path, layer: MIOpenKernels) -> None:
-    """Whatever its contents, a row is MIOpen's own; one that no lookup can name is not damaged, nor put."""
+    """A row is MIOpen's own, whatever it contains; one that no lookup can name is neither damaged nor put."""
     other = packed(b"not a format that is known")
     store(
         user_file(tmp_path, "gfx9061e"), {("a'b.o", ARGS): other, ("raw.o", ARGS): other, ("name", ARGS): packed(CODE)}
@@ -317,7 +319,7 @@ def test_a_row_is_damaged_by_its_checksum_alone(tmp_path: Path, layer: MIOpenKer
 
 
 def test_an_empty_database_is_housekeeping(tmp_path: Path, layer: MIOpenKernels) -> None:
-    # A mere lookup makes MIOpen write such a file.
+    # Even a lookup makes MIOpen write such a file.
     path = store(user_file(tmp_path), {})
     found, folder = layer.store.scan(layer.roots()[0])
     assert found == Usage(files=1, bytes=on_disk(path))

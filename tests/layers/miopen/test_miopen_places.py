@@ -59,7 +59,7 @@ def test_every_version_of_the_core_sdk_is_looked_at(monkeypatch: pytest.MonkeyPa
 
 @no_miopen
 def test_no_entry_of_a_miopen_is_known_to_be_stale(tmp_path: Path) -> None:
-    """A hit leaves no trace, and another environment that nobody looked for may have the version that has gone."""
+    """A hit leaves no trace, and an unknown environment may still have the removed version."""
     variables = {"HOME": str(tmp_path), "ROCM_PATH": str(tmp_path / "rocm")}
     rocm = write(tmp_path / "rocm/lib/libMIOpen.so.1.0", library_bytes("3.1.0.b"))
     for version in ("3.1.0.b", "3.3.0.a"):

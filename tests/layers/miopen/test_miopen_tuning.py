@@ -120,7 +120,7 @@ def test_what_a_killed_rewrite_left_is_removed_unless_another_machine_may_be_wri
     assert usage_of(layer).orphan_files == 3
     assert [finding.code for finding in verified(layer)] == []
     outcome = clear(layer)
-    assert [note.because for note in outcome.skipped] == ["a program of node2.local may be writing it"]
+    assert [note.because for note in outcome.skipped] == ["a program on node2.local may be writing it"]
     assert sorted(path.name for path in folder.glob("*temp")) == sorted((others.name, f"notes.txt.{endings[1]}"))
     assert not mine.exists()
     assert not own.exists()

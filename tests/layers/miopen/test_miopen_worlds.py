@@ -70,9 +70,6 @@ def acting_as(user: int) -> Iterator[None]:
         os.setresgid(0, 0, 0)
 
 
-# ---------------------------------------------------------------------- kernels
-
-
 def empty_version_folder(home: Path) -> None:
     kernels, _ = seeded(home)
     kernels.unlink()
@@ -146,9 +143,6 @@ def system_without_table(home: Path) -> Mapping[str, str]:
     sql(path, "CREATE TABLE other(a, b)")
     path.chmod(0o644)
     return {"MIOPEN_SYSTEM_DB_PATH": str(path.parent)}
-
-
-# ---------------------------------------------------------------------- tuning results
 
 
 def no_tuning_folder(home: Path) -> None:
@@ -257,7 +251,7 @@ OTHERS = (
     World(foreign_table, KERNELS, verify, (("foreign", HARMLESS),)),
     # It says "SQLite prepare error: … no such column: kernel_hash"
     World(old_columns, KERNELS, verify, (("columns", FAILS),)),
-    # The version whose columns these are.
+    # The version that has these columns.
     World(own_old_columns, KERNELS, verify, (("unknown", HARMLESS),)),
     # It says "Invalid fields in table: kern_db disabling access to …", then "no such table: kern_db" at each miss
     World(system_without_table, SYSTEM, verify, (("columns", RISKS),)),
@@ -294,7 +288,7 @@ OTHERS = (
     ids=lambda world: f"{world.make.__name__}-{world.verb.__name__}",
 )
 def test_a_state_is_as_serious_as_miopen_takes_it(world: World, open_folder: Path) -> None:
-    # Nobody may not read the modules of every Python, so that they are imported for another home before.
+    # "nobody" may not be able to read the modules of every Python, so they are imported before.
     ask(world, open_folder / "other", 0)
     found = ask(world, open_folder / "home", NOBODY)
     told = [(finding.code, finding.severity) for finding in found if finding.severity is not UNSAFE]
@@ -302,7 +296,7 @@ def test_a_state_is_as_serious_as_miopen_takes_it(world: World, open_folder: Pat
 
 
 def ask(world: World, home: Path, user: int) -> tuple[Finding, ...]:
-    """Make a world, and return what a user is told there."""
+    """Make a world, and return what a user sees there."""
     (home / "tmp").mkdir(parents=True)
     (home / "lib").mkdir()
     (home / "lib/libMIOpen.so.1").write_bytes(library_bytes("3.3.0.a85ca8a54"))

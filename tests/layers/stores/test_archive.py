@@ -33,7 +33,7 @@ def test_packed_members_are_read_back_by_us_and_by_tarfile(members: dict[str, by
 
 
 def test_a_tar_is_read_in_the_same_way_in_any_locale() -> None:
-    """A name may be no text: the header of PAX says the other bytes as they are."""
+    """A name need not be text: the PAX header has its bytes verbatim."""
     lines = ("from cachectl.layers.stores.archive import pack, unpack", "members = {'\\udcff\\xe9': b'1'}")
     program = "\n".join((*lines, "print(unpack(pack(members)) == members)"))
     variables = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
@@ -44,7 +44,7 @@ def test_a_tar_is_read_in_the_same_way_in_any_locale() -> None:
 @pytest.mark.parametrize("members", [{"a": b"1"}, {"a": b"1", "b": b"2"}, {"a": b"1", "b": b""}])
 @pytest.mark.parametrize("by", ["us", "tarfile"])
 def test_a_tar_that_is_cut_short_is_refused(members: dict[str, bytes], by: str) -> None:
-    """Anywhere before its end, also between two members, where tarfile would give the first alone."""
+    """Anywhere before its end, even between two members, where tarfile would return only the first."""
     whole = pack(members) if by == "us" else _foreign(members)
     end = len(members) * 512 + sum(512 for data in members.values() if data)
     assert unpack(whole) == members
@@ -62,7 +62,7 @@ def test_a_name_that_leads_elsewhere_is_refused(name: str) -> None:
 
 
 def test_a_hostile_tar_is_refused_at_once() -> None:
-    """A link, a file of one hole, and names without end."""
+    """A link, a sparse file, and an endless name."""
     link, sparse, chained = map(tarfile.TarInfo, ("link", "sparse", "././@LongLink"))
     link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
     sizes = {"major": "0", "minor": "1", "size": str(1 << 40), "map": f"0,0,{1 << 40},0", "name": "sparse"}
@@ -88,7 +88,7 @@ def test_an_artifact_file_names_its_own_damage() -> None:
 
 
 def test_the_bytes_of_an_artifact_file_are_those_of_every_release() -> None:
-    """Stores name a file by its digest, and signatures are of it."""
+    """Stores name a file by its digest, which signatures cover."""
     artifact = Artifact("pocl", "AB/key", "pocl-entry/1", pack({"sub/program": b"data"}), {"kernels": "k"})
     digest = hashlib.sha256(artifact_to_bytes(artifact)).hexdigest()
     assert digest == "746bad4590c88f5cdd0e3d8a5a4f9c6a32a5631071c1fc7cb95d7f9b4dd619a6"

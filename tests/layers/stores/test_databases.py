@@ -1,4 +1,4 @@
-"""Databases: what may be in a file, interrupted writes, damage, and other users."""
+"""Databases: allowed contents, interrupted writes, damage, and other users."""
 
 import os
 import sqlite3
@@ -31,7 +31,7 @@ def remove_damaged(path: Path, used: str | None = None) -> str | None:
     return rows_in(path).remove_damaged(file_stamp(path), lambda _path: used)
 
 
-#: Every way to make sqlite work for a table that is not the library's.
+#: Every way to make sqlite accept a table that is not the library's.
 FOREIGN = {
     "another table": f"{CREATE}; create table notes (text)",
     "a column called rowid": "create table dict (keyhash text, key_value text, rowid text)",
@@ -77,7 +77,7 @@ SPELLED = "CREATE TABLE IF NOT EXISTS dict (keyhash TEXT NOT NULL PRIMARY KEY, k
     [SPELLED, SPELLED.lower(), SPELLED.replace("dict (", "`dict`\n( ").replace(", key_value", ',\n"key_value"')],
 )
 def test_every_spelling_of_the_table_is_accepted(tmp_path: Path, statement: str) -> None:
-    """As 2024.1.4 to 2026.1.1 wrote it, and as cachectl does."""
+    """Those of pytools 2024.1.4 to 2026.1.1, and of cachectl."""
     sql(tmp_path / FILE, statement)
     assert rows_in(tmp_path / FILE).sum() == (0, 0)
 
@@ -111,7 +111,7 @@ def test_every_truncation_is_found_and_none_ends_in_an_error(home: Home) -> None
 
 
 def test_what_follows_the_pages_of_a_database_is_no_damage(home: Home) -> None:
-    """Sqlite never reads it, as where a program was killed while it extended the file."""
+    """Sqlite never reads it; a program killed while it extended the file leaves such bytes."""
     path = dictionary(home.path / ".cache/pytools" / FILE, equal_rows(60))
     keys = keys_of(home.stack["pytools"])
     with path.open("ab") as file:
@@ -124,18 +124,18 @@ def test_what_follows_the_pages_of_a_database_is_no_damage(home: Home) -> None:
 
 
 def test_the_pages_of_a_database_count_only_if_its_last_writer_counted_them(home: Home) -> None:
-    """A sqlite before 3.7.0 changes the counter at byte 24 alone, not its copy at 92, and not the number of pages."""
+    """A sqlite before 3.7.0 changes only the counter at byte 24, neither its copy at 92 nor the number of pages."""
     path = dictionary(home.path / ".cache/pytools" / FILE, equal_rows(60))
     whole = path.read_bytes()
-    for counter, words in ((whole[24:28], ["the file was cut"]), (b"\0\0\xff\0", [])):
+    for counter, words in ((whole[24:28], ["the file was cut to 49,151 of 49,152 bytes"]), (b"\0\0\xff\0", [])):
         path.write_bytes(whole[:24] + counter + whole[28:-1])
-        assert [finding.message.rpartition(": ")[2] for finding in verified(home.stack["pytools"])] == words
+        assert [finding.message for finding in verified(home.stack["pytools"])] == words
 
 
 def test_a_damaged_file_goes_only_whole_unchanged_and_used_by_nobody(tmp_path: Path) -> None:
     path = dictionary(tmp_path / FILE)
     stamp = file_stamp(path)
-    with pytest.raises(Unreachable, match="its disk failed while it was checked"):
+    with pytest.raises(Unreachable, match="its disk failed during the check"):
         rows_in(path).remove_damaged(stamp, lambda _path: None)
     os.utime(path, (1, 1))
     assert rows_in(path).remove_damaged(stamp, lambda _path: None) == CHANGED, "another program has repaired it"
@@ -161,7 +161,7 @@ def test_an_interrupted_write_is_unknown_and_finished_by_a_purge(home: Home) -> 
     layer = home.stack["pytools"]
     (finding,) = verified(layer)
     assert (finding.severity.value, finding.thing) == ("harmless", None)
-    assert "interrupted write is pending, which the next program that opens it finishes" in finding.message
+    assert "interrupted write is pending; the next program that opens the database finishes it" in finding.message
     assert usage_of(layer).entries is None
     assert layer.plan_clear().failed
     with pytest.raises(Unreachable):
@@ -193,7 +193,7 @@ def test_a_file_that_its_interrupted_write_repairs_is_not_removed_as_damaged(hom
 
 @pytest.mark.parametrize("content", [b"", bytes(512)])
 def test_a_journal_without_content_is_removed(home: Home, content: bytes) -> None:
-    """Sqlite leaves it, if a kill came before its header was written."""
+    """A kill before its header is written makes sqlite leave it."""
     path = dictionary(home.path / ".cache/pytools" / FILE, equal_rows(0))
     Path(f"{path}-journal").write_bytes(content)
     home.cachectl("purge pytools")
@@ -245,7 +245,7 @@ def test_a_database_that_was_written_to_while_it_was_read_without_a_lock_is_no_d
 @as_root
 @pytest.mark.parametrize("mode", [0o1777, 0o777])
 def test_no_database_is_opened_for_writing_where_others_can_write(open_folder: Path, mode: int) -> None:
-    """Another user would name the file that sqlite deletes: that of the journal's super-journal."""
+    """Another user could name the file that sqlite deletes, as the journal's super-journal."""
     path = dictionary(open_folder / ".cache/pytools" / FILE)
     path.parent.chmod(mode)
     victim = open_folder / "thesis.tex"
@@ -269,7 +269,7 @@ def test_no_database_is_opened_for_writing_where_others_can_write(open_folder: P
 
 @as_root
 def test_a_file_that_others_can_write_is_changed_only_if_they_are_trusted(open_folder: Path) -> None:
-    """As MIOpen makes its folders and files."""
+    """MIOpen makes such folders and files."""
     path = dictionary(open_folder / FILE)
     path.chmod(0o666)
     before, rows = path.read_bytes(), rows_in(path)
@@ -283,12 +283,12 @@ def test_a_file_that_others_can_write_is_changed_only_if_they_are_trusted(open_f
 
 @as_root
 def test_writers_of_a_folder_are_found(open_folder: Path) -> None:
-    """The modes and owners of the whole way count; behind a folder that others cannot enter, modes do not."""
+    """Modes and owners along the whole path count, but no modes below a folder that others cannot enter."""
     folder, link = open_folder / "a/b", open_folder / "link"
     folder.mkdir(parents=True)
     (folder / "file").touch()
     link.symlink_to(folder)
-    # One change after another, by mode or by owner, and the path that is the reason then.
+    # Successive changes of mode or owner, and the path that is then the reason.
     for changed, how, reason in (
         ("a/b", 0o775, None),  # the group of root
         ("a/b", (0, NOBODY), "a/b"),
@@ -334,7 +334,7 @@ MOUNT = 'mount --bind "$0/passwd" /etc/passwd && mount --bind "$0/group" /etc/gr
 def test_the_group_of_root_is_trusted_only_while_nobody_else_has_it(
     open_folder: Path, passwd: str, group: str, answer: str
 ) -> None:
-    """An account whose first group it is stands in no list of members."""
+    """An account is not in the list of members of its primary group."""
     folder = open_folder / "folder"
     folder.mkdir()
     folder.chmod(0o775)

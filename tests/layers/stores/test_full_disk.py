@@ -1,4 +1,4 @@
-"""File systems with no free byte, no inode or a used-up quota: room is made, and no kill damages a dictionary."""
+"""File systems without free bytes or inodes, or with a used-up quota: room is made, no kill damages a dictionary."""
 
 import json
 import os
@@ -25,7 +25,7 @@ from cachectl.layers.disk.room import left_of_quota
 pytestmark = pytest.mark.real
 
 ROWS = 40
-#: Starts a dictionary of pytools, and then does what it is asked, a line at a time.
+#: Opens a dictionary of pytools, then executes commands from its input, line by line.
 PROGRAM = """
 import sys
 from pytools.persistent_dict import WriteOncePersistentDict
@@ -81,7 +81,7 @@ def cachectl(home: Path, *arguments: str, command: tuple[str, ...] = ("-m", "cac
 
 
 def purged(home: Path, *arguments: str, command: tuple[str, ...] = ("-m", "cachectl")) -> tuple[int, dict[str, Any]]:
-    """Purge; return the status and what became of the dictionaries."""
+    """Purge; return the status and the state of the dictionaries."""
     status, result = cachectl(home, "purge", *arguments or ("pytools",), command=command)
     return status, next((layer for layer in result.get("layers", ()) if layer["layer"] == "pytools"), {})
 
@@ -93,7 +93,7 @@ def state(file: Path) -> tuple[str, int]:
 
 
 def test_a_disk_with_dictionaries_alone_is_cleared_without_a_free_byte(disk: Path) -> None:
-    """All rows go, the bytes come back, and the dictionary is as sqlite would have made it."""
+    """All rows are removed, the space is freed, and the dictionary is as sqlite would have made it."""
     file, other = (fill_dictionary(disk, name) for name in ("mine", "other"))
     fill_up(disk)
     full = file.stat().st_size
@@ -108,7 +108,7 @@ def test_a_disk_with_dictionaries_alone_is_cleared_without_a_free_byte(disk: Pat
 
 
 def test_a_program_that_has_the_dictionary_open_goes_on(disk: Path) -> None:
-    """Beside a purge on a full disk a live program misses, stores and finds again, without an error."""
+    """During a purge on a full disk a live program misses, stores and hits again, without an error."""
     file = fill_dictionary(disk, "mine")
     with running(*python(PROGRAM, "mine"), env=at_home(disk)) as live:
 
@@ -132,7 +132,7 @@ def test_a_program_that_has_the_dictionary_open_goes_on(disk: Path) -> None:
 
 @thorough_only
 def test_a_kill_at_any_write_leaves_all_rows_or_none(disk: Path, tmp_path: Path) -> None:
-    """Killed before each call that writes, the purge leaves a whole database, which pytools opens and fills."""
+    """A purge killed before any write leaves a valid database, which pytools opens and fills."""
     file = fill_dictionary(disk, "mine")
     whole, filler, killed = file.read_bytes(), fill_up(disk), -signal.SIGKILL
     script = write(tmp_path / "killed.py", KILLED)
@@ -153,7 +153,7 @@ def test_a_kill_at_any_write_leaves_all_rows_or_none(disk: Path, tmp_path: Path)
 
 
 def test_a_disk_without_inodes_is_cleared(mount: Callable[..., Path], tmp_path: Path) -> None:
-    """Sqlite cannot even make a journal where no file can be made."""
+    """Sqlite cannot even make a journal if no file can be made."""
     disk = mount("-t", "tmpfs", "-o", "size=8m,nr_inodes=30", "tmpfs", on=tmp_path / "disk")
     file = fill_dictionary(disk, "mine")
     use_up_inodes(disk)
@@ -164,7 +164,7 @@ def test_a_disk_without_inodes_is_cleared(mount: Callable[..., Path], tmp_path: 
 
 
 def test_rows_of_which_some_stay_need_room_and_say_so(disk: Path) -> None:
-    """Where nothing else can go, nothing is lost, and one line says what to do."""
+    """If nothing else can be removed, nothing is lost, and one line says what to do."""
     file = fill_dictionary(disk, "a")
     (key,), *_ = select(file, "keyhash from dict")
     filler, before = fill_up(disk), file.read_bytes()
@@ -172,11 +172,11 @@ def test_rows_of_which_some_stay_need_room_and_say_so(disk: Path) -> None:
     (failed,) = said["failed"]
     assert (status, "disk is full; make room and try again" in failed["because"]) == (1, True)
     assert file.read_bytes() == before
-    # Then the deletion's journal has room, and a copy of the database has none.
+    # Then there is room for the deletion's journal, but not for a copy of the database.
     os.truncate(filler, filler.stat().st_size - (1 << 16))
     status, said = purged(disk, "pytools", "--key", f"{file.name}/{key}")
     (note,) = said["skipped"]
-    reason = "its rows are gone, but there is no room to make the file smaller now"
+    reason = "its rows were deleted, but there is no room to shrink the file now"
     assert (status, said["removed"], note["because"]) == (0, 1, reason)
     assert state(file) == ("ok", ROWS - 1)
 
@@ -212,7 +212,7 @@ def test_a_quota_that_sqlite_takes_for_an_io_error_is_no_hindrance(home: Home) -
     ],
 )
 def test_a_database_of_another_form_is_not_emptied_in_place(disk: Path, statement: str, why: str) -> None:
-    """Where the form is not the one that pytools makes, a full disk is reported, and no row is lost."""
+    """If the schema is not the one that pytools makes, a full disk is reported, and no row is lost."""
     file = fill_dictionary(disk, "mine")
     sql(file, statement)
     filler = fill_up(disk)

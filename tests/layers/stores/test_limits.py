@@ -1,4 +1,4 @@
-"""Sizes that somebody else chose: what is too large is refused in one line, and takes neither memory nor the disk."""
+"""Sizes chosen by others: what is too large is refused in one line, and takes neither memory nor disk space."""
 
 import hashlib
 import json
@@ -24,7 +24,7 @@ from cachectl.layers.formats.details import Details
 pytest.importorskip("resource")
 
 MIB = 1 << 20
-#: What a verb takes where nothing is large: Python, what it imports, and zstd's buffers.
+#: The memory of a verb without large inputs: Python, its imports, and zstd's buffers.
 PLAIN = 160 * MIB
 #: The size of one large entry: several times what else is in memory.
 LARGE = 128 * MIB
@@ -99,7 +99,7 @@ def test_a_source_without_end_costs_nothing(home: Home, mount: Callable[..., Pat
         done = cachectl(home.path, "pull", "-", "--trust", source=writer.stdout, TMPDIR=str(small))
         writer.kill()
     assert (done.status, f"{small} has no room for -" in done.stderr) == (1, True)
-    # The copy has no name, and goes with the process.
+    # The copy has no name, and ends with the process.
     assert os.statvfs(small).f_bavail * os.statvfs(small).f_frsize == 40 * MIB
 
 

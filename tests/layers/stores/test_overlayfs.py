@@ -25,7 +25,7 @@ Mounter = Callable[[Path], None]
 
 @pytest.fixture
 def mounted(mount: Callable[..., Path], tmp_path: Path) -> Mounter:
-    """Return a way to lay an upper layer over a folder, an empty one each time."""
+    """Return a function that mounts a new upper layer over a folder."""
     disk, numbers = mount("-t", "tmpfs", "tmpfs", on=tmp_path / "disk"), itertools.count()
 
     def lay(folder: Path) -> None:
@@ -42,7 +42,7 @@ def mounted(mount: Callable[..., Path], tmp_path: Path) -> Mounter:
 
 @pytest.fixture
 def image(warm: Home, mounted: Mounter) -> Home:
-    """Return a filled home all of whose files lie in a lower layer."""
+    """Return a filled home with all files in a lower layer."""
     mounted(warm.path)
     entry = next(warm.stack["pocl"].entries())
     with pytest.raises(OSError, match="cross-device"):
@@ -64,7 +64,7 @@ def built(home: Home, layer: str) -> int:
 @thorough_only
 @pytest.mark.parametrize("layer", ["pocl", "pyopencl"])
 def test_entries_of_an_image_are_replaced_and_removed(image: Home, layer: str) -> None:
-    """Removed one by one (damage, a selection) and at once, then real programs miss, and hit again."""
+    """After removal one by one (damage, a selection) and at once, real programs miss, then hit again."""
     adapter = image.stack[layer]
     assert built(image, layer) == 0
     here, there, *others = sorted(keys(image, layer))
@@ -88,8 +88,8 @@ def test_entries_of_an_image_are_replaced_and_removed(image: Home, layer: str) -
 def test_a_killed_purge_leaves_all_or_a_miss(
     image: Home, mounted: Mounter, injector: Injector, layer: str, first: str
 ) -> None:
-    """Killed at each call in turn. No half may look whole to the library: the file that it looks for goes first."""
-    # Of those that the program stores again: PyOpenCL makes each build for its own cache a new program to PoCL.
+    """Killed at each call in turn. No half may look valid to the library, so the file that it looks for goes first."""
+    # Only those that the program stores again: to PoCL each build for PyOpenCL's own cache is a new program.
     kernel = "lk[01]" if layer == "pocl" else None
     entry = max(image.stack[layer].entries(Selection(kernel=kernel)), key=lambda entry: entry.files)
     folder = entry.root / entry.key

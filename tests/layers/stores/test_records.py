@@ -1,4 +1,4 @@
-"""Text records: the reader's rules, and rewrites that leave every neighbour as it was."""
+"""Text records: the reader's rules, and rewrites that keep every other line."""
 
 import os
 import stat
@@ -87,7 +87,7 @@ def test_the_readers_rules(path: Path) -> None:
         *((3, "malformed"), (4, "malformed"), (5, "malformed"), (6, "malformed"), (7, "item")),
         *((8, "duplicate"), (9, "duplicate-id"), (10, "hidden"), (11, "malformed"), (12, "newline")),
     ]
-    # The first line with a key decides, also where it cannot be used.
+    # The first line with a key decides, even if it cannot be used.
     assert store(path).read(["c", "g"]) == [b"c=S", None]
 
 
@@ -126,7 +126,7 @@ def test_records_as_miopen_reads_them(path: Path, contents: bytes, codes: list[s
 
 def test_another_record_is_replaced_only_on_request_and_in_its_place(path: Path) -> None:
     path.write_bytes(b"a=S:1")
-    # It is not glued to an unfinished line.
+    # It does not join an unfinished line.
     put(path, b"b=S:1")
     assert path.read_bytes() == b"a=S:1\nb=S:1\n"
     path.chmod(0o640)
@@ -144,7 +144,7 @@ def test_another_record_is_replaced_only_on_request_and_in_its_place(path: Path)
 
 def test_a_record_is_deleted_as_it_was_planned(path: Path) -> None:
     path.write_bytes(b"a=S:1\nb=S:1\na=S:2\nc=S:2\n")
-    # One that the record hid does not come back; another has changed.
+    # A line that the record hid does not reappear; another has changed.
     planned = [row_of(line[:1].decode(), line) for line in (b"a=S:1", b"c=S:1", b"d=S:1")]
     assert store(path).delete(planned) == {planned[0]}
     assert path.read_bytes() == b"b=S:1\nc=S:2\n"

@@ -17,7 +17,7 @@ from worlds import synthetic_world
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs FIFOs")
 
-#: Longer than any verb takes here, in seconds; an open that blocks is ended after twice that.
+#: Longer than any verb takes here, in seconds; a blocking open is ended after twice that.
 SECONDS = 30
 LAYERS = ("loopy", "pyopencl-invoker", "pyopencl", "pocl", "cuda", "neo", "mesa", "comgr", "miopen", "miopen-tuning")
 VARIABLES = {"RUSTICL_ENABLE": "llvmpipe", "PYOPENCL_NO_CACHE": ""}
@@ -28,7 +28,7 @@ Run = Callable[..., Ended]
 
 @pytest.fixture(scope="module")
 def cachectl(injector: Injector) -> Run:
-    """Return what runs a command in a home; a status of -14 is that of one that hung."""
+    """Return a function that runs a command in a home; status -14 means that it hung."""
 
     def run(home: Path, *arguments: str) -> Ended:
         return injector.run(*arguments, home=home, fault=Fault(0), variables={**VARIABLES, "TMPDIR": str(home / "tmp")})
@@ -48,7 +48,7 @@ def crowded(tmp_path_factory: pytest.TempPathFactory, filled: Home, cachectl: Ru
     for layer in LAYERS:
         keys[layer] = cachectl(home, "ls", layer, "--json", "--limit", "1").json["entries"][0]["key"]
         assert cachectl(home, "get", layer, keys[layer], "-o", str(folder / f"{layer}.artifact")).status == 0
-    # What writing verbs make beside entries: lock files, and the marks of changes.
+    # What writing verbs make besides entries: lock files, and marks of changes.
     assert cachectl(home, "purge", "miopen-tuning", "--key", keys["miopen-tuning"]).status == 0
     return home, keys
 
@@ -83,7 +83,7 @@ def files(home: Path) -> list[Path]:
 
 
 def _beside(home: Path) -> list[Path]:
-    """Name a journal, a log or the index of a log beside each database, in turn."""
+    """Name in turn a journal, a log or the index of a log next to each database."""
     endings = ("-journal", "-wal", "-shm")
     databases = (path for path in files(home) if path.read_bytes()[:15] == b"SQLite format 3")
     return [path.with_name(path.name + ending) for path, ending in zip(databases, cycle(endings), strict=False)]

@@ -1,4 +1,4 @@
-"""The folder-tree store: what it may touch, and what it must not, whatever lies in its way."""
+"""The folder-tree store: what it may touch, and what not, whatever is in its way."""
 
 import contextlib
 import errno
@@ -114,13 +114,13 @@ def test_files_left_by_an_interrupted_removal_are_cleared_later(tree: Tree) -> N
         return True
 
     remove_things(tree, [entry], tidy=tidy)
-    # It was not moved into another trash folder, in which it would lie deeper each time that it cannot be deleted.
+    # It was not moved into another trash folder, deeper with each failed deletion.
     assert not during
     fill(tree)
     outcome = remove_things(tree, entries(tree), tidy=tidy)
     assert (outcome.removed, outcome.failed) == (1, ())
     assert os.listdir(tree.root) == []
-    # What a kill would leave now has the same name.
+    # A kill would now leave the same name.
     assert [name.startswith(".cachectl-trash-") for name in during - {"ab"}] == [True]
 
 
@@ -307,10 +307,10 @@ def test_a_file_in_the_way_stays_and_other_entries_are_placed(tree: Tree, tmp_pa
 
 
 def test_a_lock_stays_in_the_folder_that_was_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """PyOpenCL's lock is never made in, or removed from, a folder that was put in the place of another."""
+    """PyOpenCL's lock is never made in, or removed from, a folder that replaced another."""
     inside, moved = tmp_path / "base", tmp_path / "moved"
     inside.mkdir()
-    # A file in the working folder is no lock.
+    # A file in the working directory is not a lock.
     monkeypatch.chdir(write(tmp_path / "cwd/lock", "").parent)
     with presence_lock("pyopencl", inside / "lock", this_environment()):
         inside.rename(moved)
@@ -337,7 +337,7 @@ def test_what_went_before_a_failure_is_counted_and_the_failure_said(tree: Tree) 
 def test_without_room_for_a_trash_nothing_beside_a_folder_goes(
     tree: Tree, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The files of an entry have names that other files next to it may have too."""
+    """Files of an entry may have the same names as other files next to it."""
     monkeypatch.setattr("cachectl.layers.stores.tree_remove._make_trash", lambda *_: None)
     write(tmp_path / "outside/thesis.tex", "precious")
     entry = fill(tree, file=b"content", log=b"text")
