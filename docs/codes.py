@@ -16,20 +16,23 @@ PAGE = Path(__file__).with_name("troubleshooting.md")
 _INTRODUCTION = """# Troubleshooting
 
 [`doctor`](cli/doctor.md) checks the set-up, [`verify`](cli/verify.md) the entries. Each finding has a severity, a
-command that fixes it, and in JSON a *code*. There `fix_tested` says whether a test makes the state, runs the fix and
-sees the library work; other fixes are advice.
+command that fixes it, and in JSON a *code*. `fix_tested` says whether a test makes the state, runs the fix and sees the
+library work; other fixes are advice. Look up a code below, or the message of a library here.
 
 ## Messages of the libraries
 """
 _VERDICTS = """# Why a kernel missed
 
-[`trace`](cli/trace.md) names the first of these causes that what it saw supports, and up to two differences of a build.
+[`trace`](cli/trace.md) names the first of these causes that its evidence supports, and up to two differences of
+a build.
 """
 _GROUPS = {
     "Places": codes.OF_PLACES,
     "Variables and software": codes.OF_SETUP,
     "Contents": codes.OF_CONTENTS,
 }
+#: The reason why no test runs a fix that is none.
+_NOTHING = "nothing needs to be done"
 _WIDTH = 118
 
 
@@ -50,10 +53,10 @@ def verdicts() -> str:
 def _messages() -> Iterator[str]:
     """Yield the table of messages, by the alphabet."""
     states = [(symptom, code) for code in catalogue() for symptom in code.symptoms]
-    yield "| message | code | cure |"
-    yield "|---|---|---|"
+    yield "| message | code |"
+    yield "|---|---|"
     for symptom, code in sorted(states, key=lambda state: (state[0].casefold(), state[1].name)):
-        yield f"| {symptom} | [`{code.name}`](#{code.name}) | {code.cure} |"
+        yield f"| {symptom} | [`{code.name}`](#{code.name}) |"
     yield ""
 
 
@@ -67,9 +70,8 @@ def _sections() -> Iterator[str]:
 
 
 def _section(code: Code) -> Iterator[str]:
-    severities = ", ".join(f"*{severity.value}*" for severity in code.severities)
-    words = [code.meaning, code.cure, f"({severities}.)"]
-    if code.advice:
+    words = [code.meaning, code.cure]
+    if code.advice and code.advice != _NOTHING:
         words.append(f"Advice: {code.advice}.")
     yield f"### `{code.name}`\n"
     yield f"{_filled(' '.join(words))}\n"
