@@ -39,7 +39,7 @@ FEW = {
     "mesa-database": ("report", "purge-key"),
 }
 #: Those that the default run tries.
-ALWAYS = (("synthetic", "prune"), ("mesa-single-file", "ls"))
+ALWAYS = (("mesa-single-file", "ls"),)
 ALL = dict.fromkeys(("filled", *WORLDS), (*CASES, "put"))
 Worlds = Callable[[str], World]
 

@@ -40,6 +40,7 @@ def session(
     return home.run(*command, check=check, **changes)
 
 
+@thorough_only
 def test_disabled_caches_are_off_for_the_test_and_its_children(home: Home) -> None:
     session(
         home,

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from homes import Home
 from support.hostile import hash_tree
-from tiers import thorough
+from tiers import thorough, thorough_only
 
 from cachectl.cli.main import MEANT, VERBS
 from cachectl.verbs.env import format_changes
@@ -38,6 +38,7 @@ def one_line(done: subprocess.CompletedProcess[str]) -> str:
     return line
 
 
+@thorough_only
 def test_misuse_is_one_line_and_leaves_nothing(cuda: Home) -> None:
     """Each line of the transcript in turn; ``CACHECTL_SCREENS=write`` writes what is said again."""
     (cuda.path / "file").write_text("x")

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from homes import CACHECTL, Home, make_home, unpack_compute_cache
+from tiers import thorough
 
 from cachectl.layers.host.here import this_environment
 
@@ -65,7 +66,7 @@ def ann() -> Iterator[Home]:
 
 
 @pytest.mark.skipif(not MEMORY.is_dir(), reason="needs a disk in memory")
-@pytest.mark.parametrize("columns", [80, 40])
+@pytest.mark.parametrize("columns", [80, *thorough(40)])
 def test_screens_are_as_they_were_kept(ann: Home, columns: int) -> None:
     shown = "".join(f"$ cachectl {line}\n{screen(ann, columns, line)}\n" for line in LINES)
     kept = SCREENS / f"{columns}.txt"

@@ -246,7 +246,7 @@ WORLDS = (
 
 
 #: Those that the default run makes.
-ALWAYS = (noexec, closed_file)
+ALWAYS = (closed_file,)
 #: Codes whose fix another test runs.
 ELSEWHERE = {
     "editable": "test_an_editable_loopy_that_was_changed_is_found_and_the_purge_makes_it_count",

@@ -10,7 +10,7 @@ import pytest
 from homes import PROGRAMS, Home
 from support.layers import clear_damaged, environment_of, findings, got, root_of, verified
 from support.products import BITCODE, POCL_KEY, place, unpack
-from tiers import needing, real, thorough
+from tiers import needing, real, thorough, thorough_only
 
 from benchmarks.trees import native
 from cachectl.layers.base.errors import Damaged
@@ -68,7 +68,7 @@ def other_class(root: Path) -> str:
 @pytest.mark.usefixtures("wheel_pocl")
 @pytest.mark.parametrize(
     "spoil",
-    [other_code, other_program, *thorough(relocatable, other_machine, other_class)],
+    [other_code, *thorough(other_program, relocatable, other_machine, other_class)],
     ids=lambda act: act.__name__,
 )
 def test_a_file_of_another_entry_fails_the_library_and_is_damage(
@@ -129,6 +129,7 @@ def test_code_that_lacks_a_built_in_function_is_damage(home: Home) -> None:
 
 @real
 @pytest.mark.usefixtures("wheel_pocl")
+@thorough_only
 def test_what_no_lookup_reads_or_only_elsewhere_fails_is_left(home: Home) -> None:
     """A renamed folder, and a missing library, which the program may find."""
     home.python("named.py", "foo")

@@ -50,6 +50,7 @@ def judged(layer: PyOpenCLBinaries) -> list[tuple[bool | None, str | None]]:
     return [(entry.stale, entry.stale_because) for entry in layer.entries()]
 
 
+@pytest.mark.thorough
 def test_whether_an_entry_with_a_changed_header_can_be_hit_is_unknown(home: Home) -> None:
     """A container or another machine with the same home may have the old header."""
     header = home.path / "include/answer.h"

@@ -16,7 +16,7 @@ import pytest
 from homes import Home
 from support.dictionaries import NONE, dictionary, mine
 from support.layers import clear, got, keys_of, orphans, problems, sql, usage_of, verified, write
-from tiers import real
+from tiers import real, thorough_only
 
 from cachectl.layers.base.errors import Busy, Damaged, LayerError
 from cachectl.layers.core.conformance import snapshot
@@ -183,6 +183,7 @@ except NoSuchEntryError:
 
 
 @real
+@thorough_only
 def test_a_row_of_a_module_that_is_gone_is_unknown_and_can_be_purged(home: Home, tmp_path: Path) -> None:
     (tmp_path / "lib").mkdir()
     (tmp_path / "lib/simlib.py").write_text("class Grid: pass")
@@ -214,6 +215,7 @@ print(lp.generate_code_v2(kernel).device_code())
 
 
 @real
+@thorough_only
 def test_an_editable_loopy_that_was_changed_is_found_and_the_purge_makes_it_count(home: Home, tmp_path: Path) -> None:
     """On a copy of the real loopy."""
     specification, sources = find_spec("loopy"), tmp_path / "sources"

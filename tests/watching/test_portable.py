@@ -8,7 +8,7 @@ import pytest
 from homes import Home, make_home
 from support.environments import another_venv
 from support.tracing import numbers, trace
-from tiers import real
+from tiers import real, thorough_only
 
 from cachectl.layers.inside.portable_builds import Headers, Needed
 
@@ -109,6 +109,7 @@ def program(home: Home) -> str:
 
 
 @real
+@thorough_only
 def test_numbers_and_errors_are_those_of_other_builds(home: Home, program: str) -> None:
     """Line, column and file of an error after a header are those of the program's source."""
     plain = home.run(sys.executable, program).stdout
@@ -126,6 +127,7 @@ def test_numbers_and_errors_are_those_of_other_builds(home: Home, program: str) 
 
 
 @real
+@thorough_only
 def test_every_mode_and_the_settings_build_portably(home: Home, program: str) -> None:
     root = str(home.path / "root")
     home.cachectl(f"run --isolated={root} --portable --", sys.executable, program)
@@ -151,6 +153,7 @@ assert vars(pyopencl.Program)["build"] is before
 
 
 @real
+@thorough_only
 def test_pytest_and_salted_builds(home: Home) -> None:
     """A session builds portably, and a block in which caches are off salts such builds."""
     (home.path / "test_it.py").write_text(

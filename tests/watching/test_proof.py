@@ -283,6 +283,7 @@ def test_the_systems_limits_are_met_and_named(cuda: Home, limit: str) -> None:
 
 
 @real
+@thorough_only
 def test_a_command_that_brings_its_own_variables_is_not_proved(home: Home, tmp_path: Path) -> None:
     """A wrapper switches PoCL's cache on again, in a place that nobody watches."""
     program = f"{sys.executable} {PROGRAMS}/kernels.py 1"

@@ -160,6 +160,7 @@ def test_a_build_that_fails_is_not_warm(seeded: Home) -> None:
 
 
 @real
+@thorough_only
 def test_another_program_with_a_kernel_of_the_same_name_is_new(seeded: Home) -> None:
     run(seeded)
     edit("stamp.cl", "FACTOR 3", "FACTOR 5")(seeded)
@@ -192,6 +193,7 @@ def test_a_database_that_stops_a_run_is_named(seeded: Home) -> None:
 
 
 @real
+@thorough_only
 def test_a_name_stands_for_the_builds_of_several_programs(seeded: Home) -> None:
     """What was built before is known, though another program has built a kernel of that name since."""
     run(seeded)
@@ -411,6 +413,7 @@ def test_a_command_that_fails_warm_is_said_to_have_failed(home: Home) -> None:
 
 
 @real
+@thorough_only
 def test_a_run_that_is_expected_to_be_warm(seeded: Home) -> None:
     """Of the last the program itself has switched the cache off."""
     program = ("--", sys.executable, str(PROGRAMS / "seeded.py"), "-I.", "-DSEED=1")
@@ -448,6 +451,7 @@ def test_a_lookup_that_raises_is_named_with_the_command_that_removes_its_row(hom
 
 
 @real
+@thorough_only
 def test_a_damaged_entry_is_named_after_a_run_that_died(home: Home) -> None:
     """PoCL aborts when it loads the code of another file."""
     trace(home, "shape.py", "8")
@@ -462,6 +466,7 @@ def test_a_damaged_entry_is_named_after_a_run_that_died(home: Home) -> None:
 
 
 @real
+@thorough_only
 def test_programs_that_did_not_end_in_order_leave_it_unknown_whether_a_run_was_warm(home: Home) -> None:
     """A shell hides that its only program was killed after a hit."""
     program = f"{sys.executable} {PROGRAMS}/shape.py 8"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from homes import PROGRAMS, Home
 from support.layers import assigned, keys_of
-from tiers import as_root, real, thorough
+from tiers import as_root, real, thorough, thorough_only
 
 from cachectl.layers.base.environment import Environment, user_cache_folder, user_state_folder
 from cachectl.layers.registry import built_in_layer
@@ -24,6 +24,7 @@ ODD = [
 
 @real
 @pytest.mark.parametrize("odd", ODD)
+@thorough_only
 def test_every_library_writes_where_we_say(home: Home, odd: str) -> None:
     changes = assigned(odd.format(home=home.path))
     environment = home.environment(**changes)
