@@ -77,6 +77,11 @@ class Removal(NamedTuple):
         """Return the sums over all layers: ``removed`` counts entries."""
         return total(self)
 
+    def plus(self, later: Removal) -> Removal:
+        """Return what both did, and what the later one left."""
+        earlier = {outcome.layer: outcome._replace(skipped=(), failed=()) for outcome in self.layers}
+        return Removal(tuple(earlier[outcome.layer].plus(outcome) for outcome in later.layers))
+
     @property
     def failed(self) -> bool:
         """Return whether anything failed or was refused."""
@@ -113,11 +118,13 @@ def carry_out(
     *,
     dry_run: bool,
     note: Callable[[Mapping[str, Iterable[str]]], None],
+    repeats: bool = False,
 ) -> RemovalPlan | Removal:
     """Return the plan of a removal (``dry_run``), or apply it and remove what killed commands left.
 
     Interrupted writes are finished or rolled back before planning. ``note`` gets the planned keys by layer, once the
-    space is free.
+    space is free. If it ``repeats``, it plans and removes again until nothing is left to remove, because a file may
+    shrink by less than was planned.
     """
     if dry_run:
         return plan()
@@ -130,10 +137,13 @@ def carry_out(
 
     # Failures are ignored here: the plan of the layer names them.
     tuple(layer_set.in_each_root(layers, recover, existing_roots))
-    removing = plan()
-    stack.environment.step(0, "removing", sum(len(each.entries) for each in removing.layers))
-    result = removing.apply()
-    note({each.layer: (entry.key for entry in each.entries) for each in removing.layers})
+    result, removed = Removal(()), 1
+    while removed and (repeats or not result.layers):
+        removing = plan()
+        stack.environment.step(0, "removing", sum(len(each.entries) for each in removing.layers))
+        more = removing.apply()
+        note({each.layer: (entry.key for entry in each.entries) for each in removing.layers})
+        result, removed = result.plus(more) if result.layers else more, more.total.removed
     from cachectl.layers.disk.temporaries import remove_abandoned
 
     if left := remove_abandoned(stack.environment):

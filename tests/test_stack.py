@@ -55,7 +55,7 @@ def test_clearing_returns_what_it_did_and_says_what_killed_commands_left(warm: H
     rest = stack.prune(Limits(max_size=0), layers=["loopy"], notice=left.append)
     assert done.total.removed + rest.total.removed == held
     assert stack.ls(layers=["loopy"]).entries == ()
-    assert [line.partition(" stay, more than 0 B: ")[1] != "" for line in left] == [True]
+    assert [line.partition(" stay, although the limit is 0 B: ")[1] != "" for line in left] == [True]
 
 
 def test_running_returns_the_status_and_the_proof(home: Home) -> None:

@@ -27,8 +27,8 @@ class Table(NamedTuple):
     last: Sequence[Any] = ()
 
 
-def shorten(text: str, width: int) -> str:
-    """Shorten a text in the middle."""
+def shorten(text: str, width: int, *, at_end: bool = False) -> str:
+    """Shorten a text in the middle, or at its end."""
     if len(text) <= width:
         return text
     mark = "…"
@@ -37,7 +37,7 @@ def shorten(text: str, width: int) -> str:
     except (UnicodeError, LookupError):
         mark = "..."
     room = max(0, width - len(mark))
-    tail = (room + 1) // 2
+    tail = 0 if at_end else (room + 1) // 2
     return text[: room - tail] + mark[:width] + text[len(text) - tail :]
 
 
@@ -58,26 +58,37 @@ def csv_text(table: Table) -> str:
 def plain_table(table: Table, width: int = ENDLESS) -> list[str]:
     """Return the lines of a table of at most ``width`` columns.
 
-    Text that does not fit is shortened in the middle, in the widest column first. Numbers are never shortened, and
-    different names in the first column stay different. If the columns still do not fit, a row takes several lines, all
-    but the first indented.
+    Text that does not fit is shortened, in the widest column first: in the middle, a :func:`sentence` at its end.
+    Numbers are never shortened, and different names in the first column stay different. If the columns still do not
+    fit, a row takes several lines, all but the first indented.
     """
     return [line for lines in row_lines(table, width) for line in lines]
 
 
-#: The cells of a column with its title, and the least width at which they are readable; numbers are padded.
-_Column = tuple[list[str], int]
+def sentence(text: str) -> str:
+    """Return a cell as it is; what does not fit of it is left out at its end."""
+    return text
+
+
+class _Column(NamedTuple):
+    """The cells of a column with its title, and the least width at which they are readable; numbers are padded."""
+
+    cells: list[str]
+    least: int
+    is_sentence: bool = False
 
 
 def _column(title: str, shown: Callable[[Any], str], cells: Iterable[Any], *, first: bool) -> _Column:
     texts = [title, *(printable(cell if isinstance(cell, str) else shown(cell)) for cell in cells)]
     widest = max(map(len, texts))
+    if shown is sentence:
+        return _Column(texts, min(widest, _READABLE), is_sentence=True)
     if shown is not str:
-        return [text.rjust(widest) for text in texts], widest
+        return _Column([text.rjust(widest) for text in texts], widest)
     least, names = min(widest, _READABLE), set(texts)
     while first and len({shorten(name, least) for name in names}) < len(names):
         least += 1
-    return texts, least
+    return _Column(texts, least)
 
 
 def row_lines(table: Table, width: int) -> list[tuple[str, ...]]:
@@ -87,17 +98,17 @@ def row_lines(table: Table, width: int) -> list[tuple[str, ...]]:
         _column(title, shown, [row[number] for row in rows], first=not number)
         for number, (title, shown) in enumerate(table.columns.items())
     ]
-    columns = [column for column in columns if any(column[0])]
+    columns = [column for column in columns if any(column.cells)]
     for gap in (2, 1):
-        if sum(least + gap for _, least in columns) - gap <= width:
+        if sum(column.least + gap for column in columns) - gap <= width:
             return [(line,) for line in _side_by_side(columns, width, gap)]
     # On several lines, there is room for full names.
-    names = columns[0][0]
-    columns[0] = (names, min(max(map(len, names)), width))
+    names = columns[0].cells
+    columns[0] = _Column(names, min(max(map(len, names)), width))
     groups: list[list[_Column]] = [[]]
     for column in columns:
         room = width - 2 * (len(groups) > 1)
-        if groups[-1] and sum(least + 2 for _, least in groups[-1]) + column[1] > room:
+        if groups[-1] and sum(earlier.least + 2 for earlier in groups[-1]) + column.least > room:
             groups.append([])
         groups[-1].append(column)
     parts = [_side_by_side(groups[0], width, 2)]
@@ -108,14 +119,18 @@ def row_lines(table: Table, width: int) -> list[tuple[str, ...]]:
 def _side_by_side(columns: Sequence[_Column], width: int, gap: int) -> list[str]:
     """Return one line for each row of some columns; the widest columns are shortened until the line fits."""
     cut = width < ENDLESS // 2
-    widths = [min(max(map(len, cells)), ENDLESS if cut else _PADDED) for cells, _ in columns]
+    widths = [min(max(map(len, column.cells)), ENDLESS if cut else _PADDED) for column in columns]
     while sum(widths) + gap * (len(columns) - 1) > width:
-        longer = [place for place, (_, least) in enumerate(columns) if widths[place] > least]
+        longer = [place for place, column in enumerate(columns) if widths[place] > column.least]
         # The only column of a line can become narrower than readable.
         place = max(longer or range(len(widths)), key=widths.__getitem__)
         widths[place] -= 1
     lines = []
-    for row in zip(*(cells for cells, _ in columns), strict=True):
-        cells = [(shorten(cell, most) if cut else cell).ljust(most) for cell, most in zip(row, widths, strict=True)]
+    for row in zip(*(column.cells for column in columns), strict=True):
+        fields = zip(row, widths, columns, strict=True)
+        cells = [
+            (shorten(cell, most, at_end=column.is_sentence) if cut else cell).ljust(most)
+            for cell, most, column in fields
+        ]
         lines.append((" " * gap).join(cells).rstrip())
     return lines

@@ -6,7 +6,7 @@ import atexit
 import importlib.util
 import sys
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -48,6 +48,8 @@ class StillOn(CachectlError, RuntimeError):
 
 #: Layers whose driver started in a block of :func:`disabled`, and which therefore stay off, with the reason.
 STAY_OFF: dict[str, str] = {}
+#: What salts, in each open block of :func:`disabled`, layers whose driver an isolated block in it started.
+_SALT_LATE: list[Callable[[Iterable[str]], None]] = []
 
 
 class Held(NamedTuple):
@@ -77,7 +79,7 @@ def disabled(*layers: str, strict: bool = True) -> Iterator[Mapping[str, Held]]:
     stack = LayerSet()
     lacking = child.unable(stack.named(layers), Ability.DISABLE)
     chosen = [layer for layer in stack.named(layers) if layer.name not in lacking]
-    maps = processes.read("self", "maps")
+    maps = _maps()
     off = {layer.name: layer.disable() for layer in chosen}
     statuses = {layer.name: _judge(layer, off[layer.name], maps) for layer in chosen}
     late = {name: hold.why for name, hold in statuses.items() if hold.status == "on"}
@@ -101,7 +103,14 @@ def disabled(*layers: str, strict: bool = True) -> Iterator[Mapping[str, Held]]:
             # As callbacks, each step runs even if another one fails.
             block.callback(_drop_copies, switch)
             block.callback(_reload_modules, switch)
-        block.callback(_note_started, [switch for switch in switches if statuses[switch.layer].status == "off"])
+        block.callback(_note_started, switches, statuses)
+
+        def salt_late(names: Iterable[str]) -> None:
+            started = [name for name in names if name in off and statuses[name].status == "off"]
+            statuses.update(block.enter_context(disabled(*started, strict=False)) if started else {})
+
+        _SALT_LATE.append(salt_late)
+        block.callback(_SALT_LATE.remove, salt_late)
         with overlay.applied(settings, _flags_left_behind(chosen)):
             # Results memoised in the block, such as programs, must end with the settings.
             del settings
@@ -134,10 +143,14 @@ def isolated(folder: Path | str | None = None, *, strict: bool = True) -> Iterat
             switches = child.switches_on(stack, root)
             child.make_folders(switches)
             child.link_cache_home(stack.environment, stack, root)
+        waiting = [switch for switch in switches if switch.read_at_load and not _latched(switch, _maps())]
         try:
             with overlay.applied(_settings(switches), _flags_left_behind(stack)):
                 yield root
         finally:
+            started = [switch.layer for switch in waiting if _latched(switch, _maps())]
+            for salt_late in _SALT_LATE if started else ():
+                salt_late(started)
             # A library may still use a database that it has open.
             if any((root / "xdg").glob("*/*.sqlite")) or too_late(stack, root):
                 atexit.register(block.pop_all().close)
@@ -145,9 +158,13 @@ def isolated(folder: Path | str | None = None, *, strict: bool = True) -> Iterat
 
 def too_late(layers: Iterable[Layer], folder: Path) -> dict[str, str]:
     """Return the layers that can no longer be moved in this process, each with the reason."""
-    maps = processes.read("self", "maps")
+    maps = _maps()
     moved = child.relocations(layers, folder)
     return {name: reason for name, switch in moved.items() if (reason := _latched(switch, maps)) is not None}
+
+
+def _maps() -> bytes | None:
+    return processes.read("self", "maps")
 
 
 def _judge(layer: Layer, off: Switch, maps: bytes | None) -> Held:
@@ -288,9 +305,10 @@ def _flags_left_behind(layers: Iterable[Layer]) -> dict[overlay.Slot, object]:
     return left
 
 
-def _note_started(switches: Iterable[Switch]) -> None:
-    maps = processes.read("self", "maps")
-    late = (switch.layer for switch in switches if switch.read_at_load and _latched(switch, maps))
+def _note_started(switches: Iterable[Switch], statuses: Mapping[str, Held]) -> None:
+    maps = _maps()
+    drivers = (switch for switch in switches if switch.read_at_load and statuses[switch.layer].status == "off")
+    late = (switch.layer for switch in drivers if _latched(switch, maps))
     STAY_OFF.update(dict.fromkeys(late, "its driver started in a block of disabled(), and stays off"))
 
 

@@ -44,7 +44,7 @@ def prune(
 ) -> removal.RemovalPlan | removal.Removal:
     """Remove what is stale or old, then the longest unused until the rest fits, and what killed commands left.
 
-    Nothing is removed that the plan does not list. ``notice`` says what stays above a limit.
+    ``notice`` says what stays above a limit.
 
     :param limits: by default those of the config files, or ``stale`` if these have none
     :param layers: names; none means every clearable layer
@@ -63,19 +63,18 @@ def prune(
         limits = config.Limits(stale=True) if configured.none else configured
     chosen = stack.chosen(layers)
     lines: list[str] = []
-    plan = partial(plan_prune, chosen, limits, lines.append)
+
+    def plan() -> removal.RemovalPlan:
+        # Only what the last plan says of the rest counts.
+        lines.clear()
+        return plan_prune(chosen, limits, lines.append)
+
     note = partial(ledger.note_removals, stack.environment, "prune")
-    result = removal.carry_out(stack, chosen, plan, notice, dry_run=dry_run, note=note)
+    is_limit = limits.bytes is not None
+    result = removal.carry_out(stack, chosen, plan, notice, dry_run=dry_run, note=note, repeats=is_limit)
     # With configured limits, a daily job would repeat these lines every day.
-    if limits is not configured:
-        if limits.bytes is not None and result.total.removed and not dry_run:
-            # Files of rows, and indexes, may have shrunk by less than was planned.
-            lines.clear()
-            if more := plan().total.removed:
-                amount = plural(more, "more entry", "more entries")
-                lines.append(f"more than {units.size(limits.bytes)} stay; another prune removes {amount}")
-        for line in lines:
-            notice(line)
+    for line in lines if limits is not configured else ():
+        notice(line)
     return result
 
 
@@ -151,10 +150,6 @@ def _longest_unused(
     of_entries, overhead = counted
     total, numbers = of_entries + sum(overhead.values()), Counter(layer for _, layer, _ in aged)
     excess: float = total - limit
-    if excess > 0 and not aged:
-        ageless = f", {units.size(of_entries)} in entries of unknown age" if of_entries else ""
-        files = f"{units.size(total - of_entries)} in files without entries (such as empty dictionaries and indexes)"
-        notice(f"{units.size(total)} stay, more than {units.size(limit)}: {files}{ageless}")
     worth = book.worth([entry for _, _, entry in aged])
     ranks: list[float] = [latest for latest, _, _ in aged]
     if worth:
@@ -166,6 +161,11 @@ def _longest_unused(
             return
         yield layer, entry
         excess -= entry.bytes + overhead[layer] / numbers[layer]
+    if excess > 0:
+        left = of_entries - sum(entry.bytes for _, _, entry in aged)
+        ageless = f", and {units.size(left)} in entries of unknown age" if left else ""
+        files = "files without entries (such as empty dictionaries and indexes)"
+        notice(f"{units.size(limit + round(excess))} stay, although the limit is {units.size(limit)}: {files}{ageless}")
 
 
 def _scanned(

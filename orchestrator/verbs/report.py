@@ -417,7 +417,8 @@ def _others(result: Report, home: str) -> Iterator[object]:
         hits, since = plural(runs.hits, "hit"), "" if runs.first is None else f" since {units.moment(runs.first)}"
         if runs.misses is not None and (lookups := runs.hits + runs.misses):
             hits = f"{hits} of {plural(lookups, 'lookup')} ({100 * runs.hits // lookups} %)"
-        sums = f"{hits} saved at least {runs.saved:.1f} s, misses took {runs.missed:.1f} s"
+        saved = f" saved at least {runs.saved:.1f} s" if round(runs.saved, 1) else ""
+        sums = f"{hits}{saved}, misses took {runs.missed:.1f} s"
         yield from ("", f"{plural(runs.runs, 'traced run')} of {runs.seconds:.1f} s{since}: {sums}")
     if result.neighbours is not None:
         columns: Columns = {"neighbours": str, "files": units.count, "size": units.size, "place": str}

@@ -338,7 +338,7 @@ def _lines(proof: proving.Proof) -> Iterator[str]:
     for name in proof.left_out:
         yield f"proof: {name}: stays in use, so nothing is proved about it"
     if any(attestation.verdict == proving.FAILS and not attestation.others for attestation in proof.attestations):
-        yield "proof: other programs that use these caches count too; if one may have run, try again without it"
+        yield "proof: another program may have caused this; try again while none runs"
     failed = {verdict: ", ".join(proof.of(verdict)) for verdict in (proving.FAILS, proving.UNKNOWN)}
     verdicts = "; ".join(f"{verdict} for {layers}" for verdict, layers in failed.items() if layers)
     holds = "holds" if proof.holds else "cannot be given: there is no layer to prove it for"

@@ -10,7 +10,7 @@ from cachectl import layer_set, verbs
 from cachectl.layers.base.errors import CachectlError
 from cachectl.layers.base.text import plural
 from cachectl.show import output_files, units
-from cachectl.show.table import Table
+from cachectl.show.table import Table, sentence
 from cachectl.switching import child
 from cachectl.watching import evidence, ledger, timeline
 from cachectl.watching.portable import building
@@ -165,7 +165,7 @@ def _missed(kernels: Sequence[timeline.MissedKernel]) -> Table:
     ]
     if more := kernels[_FEW:]:
         rows.append((f"{sum(kernel.seconds for kernel in more):.3f}", f"{len(more):,} more", "", ""))
-    return Table({"seconds": units.count, "missed": str, "in": str, "because": str}, rows)
+    return Table({"seconds": units.count, "missed": str, "in": str, "because": sentence}, rows)
 
 
 def _stages(summary: timeline.Summary, wall: float) -> Table:

@@ -30,6 +30,7 @@ _VERSION = regex(r"(?:OpenCL [\d.]+ )?(.*?)(?:  .*|,.*?)?( \([^()]*\))?")
 _MOST_HEADERS, _LARGEST_HEADER = 64, 4 << 20
 #: Characters of the longest source of which a difference is shown; to find it takes their square.
 _LONGEST_DIFF = 1 << 18
+_LEFT_OUT = "none (as with --portable)"
 #: Differences that are named of one kernel, and characters of each.
 NAMED, _LONG = 2, 80
 
@@ -124,7 +125,7 @@ def find_differences(now: ledger.Build, before: ledger.Build) -> Iterator[str]:
         if here.get(name) != there.get(name):
             yield causes.CHANGED.say(name=name, now=here.get(name, "unset"), before=there.get(name, "unset"))
     if now.includes != before.includes:
-        yield causes.INCLUDES.say(now=now.includes, before=before.includes)
+        yield causes.INCLUDES.say(now=now.includes or _LEFT_OUT, before=before.includes or _LEFT_OUT)
     if now.options != before.options:
         yield _changed_options(now.options.split(), before.options.split())
     if now.source != before.source:

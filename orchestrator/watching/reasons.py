@@ -122,15 +122,14 @@ class Reasons:
                 return (causes.RELINKED if this_run.is_linked and layer.part.relinks else causes.NOT_TAKEN).say(
                     layer=name
                 )
+        empty = [name for name in names if self._layers[name].before == {}]
         missing, elsewhere = self._by_key(this_run, last_run, names)
-        if missing:
-            return causes.MISSING.say(layers=", ".join(sorted(missing)))
+        if empty or missing:
+            return (causes.EMPTY if empty else causes.MISSING).say(layers=", ".join(empty or sorted(missing)))
         if elsewhere:
             although = ", though its source and options did not" if this_run.builds else ""
             return causes.OTHER_KEY.say(layers=", ".join(sorted(elsewhere)), although=although)
-        empty = [name for name in names if self._layers[name].before == {}]
-        cause = causes.EMPTY if empty else causes.UNEXPLAINED
-        return cause.say(layers=", ".join(empty or names))
+        return causes.UNEXPLAINED.say(layers=", ".join(names))
 
     def _removed(self, this_run: KernelRun, last_run: ledger.Known, names: Sequence[str]) -> str:
         """Say by which verb entries with the keys of a kernel were removed since the last run, if by one."""

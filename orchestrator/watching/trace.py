@@ -55,7 +55,8 @@ def run_what_this_stands_before():
         sys.modules["sitecustomize"] = module = module_from_spec(spec)
         spec.loader.exec_module(module)
 
-if os.environ.get("{variable}"):
+# Another of its kind may stand behind one of another kind.
+if os.environ.get("{variable}") and "{module}" not in sys.modules:
     observe()
 run_what_this_stands_before()
 """

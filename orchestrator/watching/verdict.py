@@ -131,19 +131,19 @@ class Judge:
             yield f"In {finding.layer}, {finding.key}: {finding.message}; {finding.fix} removes it."
 
     def _damaged(self) -> Iterator[Finding]:
-        """Yield entries with which a library fails, of layers whose files show no use all, else those that were read.
+        """Yield entries with which a library fails: all of a layer that was asked, else those that were read.
 
-        Caches that are too large for that are excluded.
+        After a build that did not end it is unknown which were read. Caches that are too large are excluded.
         """
         for layer in self._layers.values():
             is_watched = bool(layer.part.modules and self._trace.processes)
             with suppress(*FAILURES):
-                read = layer.used_later()
-                for root in layer.layer.roots() if read or is_watched else ():
+                read, is_asked = layer.used_later(), is_watched or self._is_killed_in_build
+                for root in layer.layer.roots() if read or is_asked else ():
                     if max(len(layer.before or ()), layer.layer.store.usage(root).entries or 0) > _MOST_VERIFIED:
                         continue
                     for finding in layer.layer.store.verify(root):
-                        is_read = is_watched or f"{root.path}/{finding.key}" in read
+                        is_read = is_asked or f"{root.path}/{finding.key}" in read
                         if is_read and finding.thing is not None and finding.severity is FAILS:
                             yield finding
 
@@ -315,8 +315,9 @@ class Judge:
                 yield f"{kernel} ({shape})"
 
     def _late(self) -> str:
-        late = [what for compiled in self.late.values() for what in compiled]
-        return f"Compiled at launch: {', '.join(late[:_FEW])}" if late else ""
+        late = sorted(what for compiled in self.late.values() for what in compiled)
+        more = f" and {len(late) - _FEW} more" * (len(late) > _FEW)
+        return f"Compiled at launch, for a new work-group size: {', '.join(late[:_FEW])}{more}" if late else ""
 
     def _fails_when_closed(self, name: str) -> bool:
         hazard = self._layers[name].layer.about.uses.get(place.Use.WRITE)

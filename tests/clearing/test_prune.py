@@ -42,9 +42,7 @@ def test_the_oldest_go_until_the_rest_fits(home: Home, cuda: Path) -> None:
     assert left == before[len(before) - len(left) :]
     assert size(cuda) <= 100 << 10
     assert done["total"]["removed"] == len(before) - len(left) > 0
-    # The index does not shrink.
-    assert home.json("prune --max-size 100K")["total"]["removed"] <= 1
-    assert home.json("report cuda")["total"]["bytes"] <= 100 << 10
+    assert home.json("prune --max-size 100K")["total"]["removed"] == 0
 
 
 @pytest.mark.parametrize(("seconds", "first"), [((), 0), ((2.0, 2.0), 1), ((1e-6, 0.5), 0)])
@@ -107,7 +105,8 @@ def test_configured_limits_apply_without_an_option(home: Home) -> None:
     assert home.json(f"prune --dry-run --max-size {total}B")["total"]["removed"] == 0
     assert home.json("prune pocl")["total"]["removed"] == 0
     done = home.json("prune cuda")["total"]["removed"]
-    assert removed == done
+    assert removed <= done < 40
+    assert home.json("report cuda")["total"]["bytes"] <= 100 << 10
     home.configure('[prune]\nolder-than = "30d"\n')
     assert home.json("prune")["total"]["removed"] == 40 - done
 

@@ -1,6 +1,5 @@
 """What people see all day: equal messages, progress, and words that command line and Python share."""
 
-import json
 import re
 import sys
 from pathlib import Path
@@ -61,18 +60,15 @@ def test_keywords_are_the_names_of_options(cuda: Home) -> None:
 
 
 def test_a_limit_holds_in_the_currency_of_report(warm: Home) -> None:
-    """A purge removes what its plan lists, and frees at least what the plan says; what stays above a limit is said."""
+    """A purge frees at least what its plan says; what stays above a limit is said."""
     held = warm.json("report")["total"]["bytes"]
     assert warm.json(f"prune -n --max-size {held}B")["total"]["removed"] == 0
-    planned = warm.json(f"prune --max-size {held - 1}B -n")["total"]
-    done = warm.cachectl(f"prune --max-size {held - 1}B --json")
-    total, left = json.loads(done.stdout)["total"], warm.json("report")["total"]["bytes"]
-    assert (total["removed"], total["bytes_freed"]) == (planned["removed"], held - left)
-    assert planned["bytes_freed"] <= held - left
-    assert ("another prune removes" in done.stderr) == (left >= held)
+    planned, done = (warm.json(f"prune --max-size {held - 1}B{dry_run}")["total"] for dry_run in (" -n", ""))
+    left = warm.json("report")["total"]["bytes"]
+    assert (left < held, planned["bytes_freed"] <= done["bytes_freed"] == held - left) == (True, True)
     said = warm.cachectl("prune --max-size 0B").stderr
     left = warm.json("report")["total"]["bytes"]
-    assert f"{units.size(left)} stay, more than 0 B: {units.size(left)} in files without entries" in said
+    assert f"{units.size(left)} stay, although the limit is 0 B: files without entries" in said
 
 
 def test_help_is_a_word_too(home: Home) -> None:

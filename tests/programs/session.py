@@ -7,6 +7,7 @@ import threading
 import warnings
 
 import cachectl
+from cachectl.switching import disabled
 
 warnings.filterwarnings("ignore")
 SEEN = {}
@@ -140,6 +141,17 @@ def nested_and_raising():
         pass
     SEEN["outside"] = [loopy.CACHING_ENABLED, pyopencl._PYOPENCL_NO_CACHE]
     SEEN["restored"] = dict(os.environ) == before
+
+
+def isolated_inside():
+    with cachectl.disabled() as layers:
+        with cachectl.isolated():
+            compile_kernels(0)
+            SEEN["started"] = counted()["pocl"]
+        SEEN["pocl"] = layers["pocl"].status
+        compile_kernels(0)
+        SEEN["after"] = counted()
+    SEEN["notes"] = [*disabled.STAY_OFF]
 
 
 def user_dictionary():

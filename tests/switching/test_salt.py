@@ -154,6 +154,8 @@ BLOCKS: dict[str, dict[str, Any]] = {
     # PoCL latched its switch while it started; loopy and PyOpenCL cache again.
     "before_first_use": {"status": ["off"], "inside": counts(), "after": counts(5, 1)},
     "nested_and_raising": {"inside": [False, True], "outside": [True, False], "restored": True},
+    # The driver is on, because it started in the inner block.
+    "isolated_inside": {"started": 1, "pocl": "salted", "after": counts(), "notes": []},
     "user_dictionary": {"inside": [False, False], "outside": [True, False], "restored": True},
     "after_first_use": {
         "before": counts(5, 1, 1),
@@ -172,7 +174,7 @@ BLOCKS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("scene", [*[*BLOCKS][:3], *thorough(*[*BLOCKS][3:])])
+@pytest.mark.parametrize("scene", [*[*BLOCKS][1:4], *thorough("before_first_use", *[*BLOCKS][4:])])
 def test_a_block_switches_off_and_restores(home: Home, scene: str) -> None:
     changes = {"POCL_KERNEL_CACHE": "0"} if scene.startswith("off_") else {}
     seen = home.python("session.py", scene, **changes)

@@ -146,7 +146,7 @@ def test_a_kernel_that_is_compiled_for_a_new_size_at_its_launch_is_not_warm(home
         trace(home, "shape.py", size, options=("--expect-warm",), check=False) for size in ("8", "8", "16", "16")
     ]
     assert [(one["warm"], one["exit_status"]) for one in verdicts] == [(False, 0), (True, 0), (False, 0), (True, 0)]
-    assert verdicts[2]["verdict"] == "Compiled at launch: shape (16x1x1)."
+    assert verdicts[2]["verdict"] == "Compiled at launch, for a new work-group size: shape (16x1x1)."
 
 
 @real
