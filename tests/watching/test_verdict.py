@@ -314,7 +314,7 @@ def test_the_ledger_is_private_and_can_be_left_and_removed(seeded: Home) -> None
     kept = file.read_bytes()
     assert run(seeded, "--no-ledger", seed="2")["verdict"].endswith("; earlier runs were not compared.")
     assert file.read_bytes() == kept
-    assert "is removed" in seeded.cachectl("trace --forget").stderr
+    assert "was removed" in seeded.cachectl("trace --forget").stderr
     assert (file.exists(), "no ledger" in seeded.cachectl("trace --forget").stderr) == (False, True)
 
 
@@ -362,6 +362,13 @@ def test_a_ledger_of_another_form_is_said_once_by_each_verb_that_reads_it(home: 
         ledger.read(home.environment())
     done = home.cachectl("report --since 1d")
     assert (done.stderr.count("\n"), str(file) in done.stderr) == (1, True)
+
+
+def test_a_ledger_without_later_fields_is_read(home: Home) -> None:
+    file = ledger_of(home)
+    file.parent.mkdir(parents=True, mode=0o700)
+    file.write_text(with_runs("[1, 2, 1, 1, 1]"))
+    assert ledger.read(home.environment()) == ledger.empty()._replace(runs=[ledger.Run(1, 2, 1, 1, 1)])
 
 
 def test_a_source_that_cannot_be_unpacked_is_unknown() -> None:
