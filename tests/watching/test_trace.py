@@ -61,7 +61,7 @@ def test_cold_warm_and_after_a_purge(home: Home) -> None:
         (["lk0"], None),
         (["pk0"], None),
     ]
-    assert {one["because"] for one in cold["missed"] if one["kernel"]} == {"no earlier traced run built it"}
+    assert {one["because"] for one in cold["missed"] if one["kernel"]} == {"no remembered run built it"}
     for layer, beginning in USED.items():
         hits, misses, stores = numbers(cold, layer)
         assert (hits, stores) == (0, misses)

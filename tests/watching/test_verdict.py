@@ -54,7 +54,7 @@ def test_cold_then_warm_then_one_option(seeded: Home) -> None:
     """A run is compared with the last traced one, and what changes in each run is said to."""
     cold = run(seeded)
     assert cold["verdict"].startswith("Cold: ")
-    assert cold["verdict"].endswith(" went into compiling 2 kernels, none of which an earlier traced run built.")
+    assert cold["verdict"].endswith(" went into compiling 2 kernels, none of which a remembered run built.")
     assert run(seeded)["verdict"].startswith("Warm: every lookup hit (")
     slow = run(seeded, seed="17")
     reason = "the option `-DSEED=1` changed to `-DSEED=17`"
@@ -167,7 +167,7 @@ def test_another_program_with_a_kernel_of_the_same_name_is_new(seeded: Home) -> 
     other = seeded.path / "other.py"
     other.write_text(f"import sys; sys.path.insert(0, {str(PROGRAMS)!r})\n" + (PROGRAMS / "seeded.py").read_text())
     because = reasons(trace(seeded, sys.executable, str(other), "-I.", "-DSEED=1"))["stamp"]
-    assert because == "no earlier traced run of other.py built it; seeded.py built another kernel of this name"
+    assert because == "no remembered run of other.py built it; seeded.py built another kernel of this name"
 
 
 @real
