@@ -376,7 +376,8 @@ def _loss(missed: Sequence[timeline.MissedKernel], slow: str, lost: str) -> str:
     first, what = named[0], f"compiling {len(named)} kernels"
     if len(named) == 1:
         what = f"compiling `{first.kernel}`" if first.kernel else "lookups that name no kernel"
-    link = "; " if first.because == causes.UNCOMPARED.say() else ", because "
+    link = ", because " if len(named) == 1 else ", each because "
+    link = "; " if first.because == causes.UNCOMPARED.say() else link
     because = f"{link}{first.because}" if first.kernel else ""
     if len({kernel.because for kernel in named}) > 1:
         because = f": `{first.kernel}` ({first.seconds:.2f} s) because {first.because}"
