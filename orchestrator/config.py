@@ -140,7 +140,7 @@ def _read(path: Path, *, needed: bool) -> bytes | None:
             raise CachectlError(f"{shown}: not a file; replace it, or ignore it: {ignore}")
         return path.read_bytes()
     except OSError as error:
-        raise CachectlError(f"{shown}: {error.strerror}; make it readable, or ignore it: {ignore}") from error
+        raise CachectlError(f"{shown}: {error.strerror}; correct its path or mode, or ignore it: {ignore}") from error
 
 
 def _flag(value: object) -> bool:

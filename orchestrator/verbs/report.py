@@ -390,7 +390,7 @@ def _cells(total: Total) -> list[str]:
     *numbers, stale = [cell if total.complete or cell == units.DASH else f"{cell}+" for cell in cells]
     if not total.stale_unknown:
         return [*numbers, stale]
-    unknown = f"{total.stale_unknown:,} unknown"
+    unknown = f"{total.stale_unknown:,}{'' if total.complete else '+'} unknown"
     return [*numbers, f"{stale} + {unknown}" if total.stale_bytes else unknown]
 
 

@@ -50,13 +50,13 @@ OLDER = Cause(
     "nothing, if the driver was to change; `cachectl prune --stale` removes what only the old one hits",
 )
 NEW = Cause(
-    "no earlier traced run built it",
+    "no remembered run built it",
     "the ledger",
     _SEEN,
     "nothing: it is new, or was built by runs without `trace`",
 )
 OTHER_PROGRAM = Cause(
-    "no earlier traced run of {program} built it; {other} built another kernel of this name",
+    "no remembered run of {program} built it; {other} built another kernel of this name",
     "the ledger",
     _SEEN,
     "nothing: it is another kernel",

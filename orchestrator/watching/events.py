@@ -91,6 +91,7 @@ class FileEvents:
         #: A folder may have several names.
         self._paths: dict[int, dict[Path, None]] = {}
         self._ended = threading.Event()
+        self._owner = os.getpid()
         self._thread = threading.Thread(target=self._drain, name="cachectl-events", daemon=True)
         try:
             self._library, self._queue = open_queue()
@@ -116,8 +117,8 @@ class FileEvents:
             return None
 
     def stop(self) -> None:
-        """Pass on the last events, and stop watching."""
-        if self.why_not is not None:
+        """Pass on the last events, and stop watching; a forked child leaves them to its parent."""
+        if self.why_not is not None or os.getpid() != self._owner:
             return
         self._ended.set()
         self._thread.join()

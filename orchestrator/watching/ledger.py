@@ -196,7 +196,8 @@ def read(environment: Environment) -> Ledger:
         document = parse_json(plain.read_plain(path, most=2 * _LARGEST))
         if document["schema"] != SCHEMA:
             raise CachectlError(f"{path}: not a ledger of this cachectl; {FORGET} removes it")
-        return read_fact(Ledger, document)
+        # Earlier ledgers lack the later fields.
+        return read_fact(Ledger, {"removals": [], "portable": [], "kept": {}, **document})
     except OSError as error:
         raise CachectlError(f"{path}: {reason_of(error)}; nothing is remembered of runs") from error
     except PARSE_ERRORS as error:

@@ -79,7 +79,9 @@ def remember(environment: Environment) -> list[str]:
     events, _ = read_events(Path(folder))
     builds = of_kind(events, PortableBuild)
     kept = {name: build.kept for build in builds if build.kept for name in build.kernels or ["a program"]}
-    spans = {(build.at - (build.when.end - build.when.start) / 1e9, build.at) for build in builds if not build.kept}
+    took = ((build.at, (build.when.end - build.when.start) / 1e9) for build in builds if not build.kept)
+    # A ledger with a negative time would be damaged.
+    spans = {(max(0.0, at - seconds), at) for at, seconds in took}
 
     def update(remembered: ledger.Ledger) -> None:
         remembered.portable.extend(spans.difference(remembered.portable))

@@ -270,7 +270,11 @@ def read_events(folder: Path) -> tuple[list[Event], list[str]]:
         for line in lines:
             with suppress(*PARSE_ERRORS):
                 fields = parse_json(line)
-                events.append(read_fact(_KINDS[fields["event"]], {**fields, "outcome": fields["event"]}))
+                event = read_fact(_KINDS[fields["event"]], {**fields, "outcome": fields["event"]})
+                when: Interval | None = getattr(event, "when", None)
+                # Otherwise seconds would be negative.
+                if when is None or when.start <= when.end:
+                    events.append(event)
         if not is_complete:
             unread.append(f"{path.name}: over the limit on the size of a trace")
         elif rest or len(events) - before < len(lines):

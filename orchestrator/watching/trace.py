@@ -298,7 +298,7 @@ def traced() -> Iterator[Recorder]:
         stack = LayerSet()
         with child.isolated_root(stack.environment, notice=lines.append) as folder:
             recorder = Recorder(stack, folder, lines.append, off=disabled.STAY_OFF)
-            variables = recorder.start()
+            variables, owner = recorder.start(), os.getpid()
             try:
                 with overlay.applied(overlay.variables(variables)):
                     noted = observer.observe(variables[_FOLDER], str(folder / "site"))
@@ -307,7 +307,11 @@ def traced() -> Iterator[Recorder]:
                     finally:
                         noted.stop()
             finally:
-                recorder.finish()
+                # A forked child leaves the trace, and the ledger, to the process that began it.
+                if os.getpid() == owner:
+                    recorder.finish()
+                else:
+                    recorder.stop()
     finally:
         _ONE.release()
         for line in lines:

@@ -383,7 +383,7 @@ def _loss(missed: Sequence[timeline.MissedKernel], slow: str, lost: str) -> str:
     if len({kernel.because for kernel in named}) > 1:
         because = f": `{first.kernel}` ({first.seconds:.2f} s) because {first.because}"
     elif first.because == causes.NEW.say() and len(named) > 1:
-        slow, because = "Cold", ", none of which an earlier traced run built"
+        slow, because = "Cold", ", none of which a remembered run built"
     if not lost:
         layers = ", ".join(dict.fromkeys(name for kernel in named for name in kernel.layers))
         what = what.removeprefix("compiling ")

@@ -11,6 +11,8 @@ from support.tracing import numbers, trace
 from tiers import real, thorough_only
 
 from cachectl.layers.inside.portable_builds import Headers, Needed
+from cachectl.watching import ledger, portable
+from cachectl.watching.program_events import PORTABLE
 
 #: Builds a plain kernel, some with PyOpenCL's headers, and what needs a header of its own; prints what they compute.
 PROGRAM = """
@@ -203,3 +205,11 @@ def test_entries_hit_in_another_environment(home: Home, program: str, tmp_path: 
     pushed = home.cachectl("push", packed).stdout
     assert "7 entries may need the pyopencl include path " in pushed
     assert 'not portable: own needs #include "own.h"' in pushed
+
+
+def test_a_build_longer_than_all_time_leaves_a_ledger_that_can_be_read(home: Home, tmp_path: Path) -> None:
+    """A program can write any event."""
+    line = {"event": "portable", "pid": 1, "kernels": [], "kept": "", "start": 0, "end": 1 << 62, "thread": 1, "at": 5}
+    (tmp_path / "1.events").write_text(json.dumps(line) + "\n")
+    portable.remember(home.environment().with_variables({PORTABLE: str(tmp_path)}))
+    assert ledger.read(home.environment()).portable == [(0.0, 5)]

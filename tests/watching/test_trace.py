@@ -61,7 +61,7 @@ def test_cold_warm_and_after_a_purge(home: Home) -> None:
         (["lk0"], None),
         (["pk0"], None),
     ]
-    assert {one["because"] for one in cold["missed"] if one["kernel"]} == {"no earlier traced run built it"}
+    assert {one["because"] for one in cold["missed"] if one["kernel"]} == {"no remembered run built it"}
     for layer, beginning in USED.items():
         hits, misses, stores = numbers(cold, layer)
         assert (hits, stores) == (0, misses)
@@ -251,6 +251,21 @@ def test_a_warning_of_a_block_names_its_line(home: Home) -> None:
     program.write_text("\n".join(lines))
     said = home.run(sys.executable, str(program)).stderr
     assert f"{program}:3: RuntimeWarning: trace: pytools.persistent_dict cannot be watched" in said
+
+
+def test_a_fork_that_leaves_the_block_leaves_the_trace_to_its_parent(home: Home) -> None:
+    lines = (
+        "import os, sys, cachectl",
+        "from cachectl.watching import ledger",
+        "from cachectl.layers.host.here import this_environment",
+        "with cachectl.traced() as recorder:",
+        "    if not os.fork():",
+        "        sys.exit()",
+        "    os.wait()",
+        "print(bool(recorder.trace.verdict), len(ledger.read(this_environment()).runs))",
+    )
+    done = home.run(sys.executable, "-c", "\n".join(lines))
+    assert (done.stdout, done.stderr) == ("True 1\n", "")
 
 
 #: Programs that close what they did not open, and then get the number of a file of ours for their own.

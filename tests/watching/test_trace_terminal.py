@@ -155,6 +155,7 @@ LINES = {
     ],
     "missing": [json.dumps({**event, name: None}) for event in GOOD for name in ("pid", "event")],
     "needed": [json.dumps({"pid": 7, "event": event["event"]}) for event in (*GOOD, {"event": "other"})],
+    "backwards": [json.dumps({**event, "end": 0}) for event in GOOD if "end" in event],
     "text": ["no event at all", "[]", "null", "{}"],
     "bytes": ["\x00\x01\udcff\udcfe"],
     "depth": ["[" * 100_000],
@@ -209,5 +210,5 @@ def test_whatever_lies_in_the_folder_the_status_is_the_commands(home: Home) -> N
     document = json.loads((home.path / "trace.json").read_text())
     # A process may have noted there what was not read.
     loopy = layer_of(document, "loopy")
-    names = ("1.events: no plain file", "2.events", "3.events", "999999999999.events: over the limit")
+    names = ("1.events: not a plain file", "2.events", "3.events", "999999999999.events: over the limit")
     assert (loopy["evidence"], [name for name in names if name not in loopy["why"]]) == ("inferred", [])
