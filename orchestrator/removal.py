@@ -122,7 +122,7 @@ def carry_out(
 ) -> RemovalPlan | Removal:
     """Return the plan of a removal (``dry_run``), or apply it and remove what killed commands left.
 
-    Interrupted writes are finished or rolled back before planning. ``note`` gets the planned keys by layer, once the
+    Interrupted writes are finished or rolled back before planning. ``note`` gets the removed keys by layer, once the
     space is free. If it ``repeats``, it plans and removes again until nothing is left to remove, because a file may
     shrink by less than was planned.
     """
@@ -142,7 +142,8 @@ def carry_out(
         removing = plan()
         stack.environment.step(0, "removing", sum(len(each.entries) for each in removing.layers))
         more = removing.apply()
-        note({each.layer: (entry.key for entry in each.entries) for each in removing.layers})
+        kept = {outcome.layer: {item.key for item in (*outcome.skipped, *outcome.failed)} for outcome in more.layers}
+        note({each.layer: {entry.key for entry in each.entries} - kept[each.layer] for each in removing.layers})
         result, removed = result.plus(more) if result.layers else more, more.total.removed
     from cachectl.layers.disk.temporaries import remove_abandoned
 

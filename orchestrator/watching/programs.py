@@ -104,7 +104,8 @@ class Processes:
         took, last = 0.0, time.monotonic()
         while True:
             # Even in a hurry it looks at most half of the time.
-            ended.wait(took)
+            if ended.wait(took):
+                return
             self._hurry.wait(max(_SECONDS_BETWEEN, _TIMES * took) - took)
             if ended.is_set():
                 return
