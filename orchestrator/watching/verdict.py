@@ -308,10 +308,11 @@ class Judge:
         trace = self._trace
         for kernel, shape, moment in layer.compiled_later():
             at = moment - trace.started
-            launches = (
+            launches = [
                 span for span in trace.spans if span.stage == "launch" and kernel in (span.kernel or "").split()
-            )
-            if trace.unwatched or any(span.start - _LATE <= at <= span.end + _LATE for span in launches):
+            ]
+            # The driver compiles in a thread of its own, from the first launch on, until the program has waited for it.
+            if trace.unwatched or (launches and launches[0].start - _LATE <= at <= launches[-1].end + _LATE):
                 yield f"{kernel} ({shape})"
 
     def _late(self) -> str:
