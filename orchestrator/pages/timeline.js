@@ -137,7 +137,7 @@ function drawAxis(ticks) {
   context.fillStyle = colours.faint;
   for (const { x, text } of ticks) {
     // The last one would be cut.
-    if (x + text.length * LETTER < width) context.fillText(text, Math.round(x) + 4, AXIS / 2);
+    if (x + 4 + text.length * LETTER < width) context.fillText(text, Math.round(x) + 4, AXIS / 2);
   }
   context.fillStyle = colours.line;
   context.fillRect(0, AXIS - 1, width, 1);
@@ -509,7 +509,7 @@ function showHead() {
   showFacts(byId("facts"), [
     ["wall time", formatSeconds(data.wall)],
     ["processes", formatCount(data.processes.length)],
-    ["kernels", formatCount(new Set(spans.map((span) => span.of).filter((name) => name !== null)).size)],
+    ["kernels", formatCount(new Set(spans.map((span) => span.of).filter((name) => name !== null)).size || null)],
     ["spans", formatCount(spans.length)],
   ]);
 }
