@@ -345,9 +345,9 @@ const AGES = [
 const text = (title, place, kind) => ({ title, value: (row) => row[place], cell: (row) => row[place] ?? DASH, kind });
 
 function showFindings() {
-  const command = (row) => element("code", { className: "fix" }, row[4]);
-  const fix = { ...text("fix", 4, "long"), cell: command };
-  const columns = [text("layer", 0), text("effect", 1), text("finding", 3, "long"), text("place", 2, "name"), fix];
+  const words = (row) => row[4].split(" ").flatMap((part, place) => [place ? " " : "", element("span", {}, part)]);
+  const fix = { ...text("fix", 4, "long fix"), cell: (row) => element("code", {}, ...words(row)) };
+  const columns = [text("layer", 0), text("effect", 1), text("finding", 3, "long"), text("place", 2, "long name"), fix];
   const table = { columns, caption: "Findings", size: 10, empty: "No problem was found." };
   new DataTable(byId("findings"), table).show(data.findings);
 }

@@ -137,7 +137,7 @@ function drawAxis(ticks) {
   context.fillStyle = colours.faint;
   for (const { x, text } of ticks) {
     // The last one would be cut.
-    if (x + text.length * LETTER < width) context.fillText(text, Math.round(x) + 4, AXIS / 2);
+    if (x + 4 + text.length * LETTER < width) context.fillText(text, Math.round(x) + 4, AXIS / 2);
   }
   context.fillStyle = colours.line;
   context.fillRect(0, AXIS - 1, width, 1);
@@ -382,11 +382,11 @@ const LISTED = [
   number("takes", (span) => span.seconds, formatSeconds),
   { title: "span", value: (span) => span.name, cell: (span) => choosing(span.name, span), kind: "name" },
   { title: "kernel", value: (span) => span.of, cell: (span) => span.of ?? "", kind: "name" },
-  { title: "stage", value: (span) => span.stage, cell: (span) => staged(span.stage) },
+  { title: "stage", value: (span) => span.stage, cell: (span) => staged(span.stage), kind: "whole" },
   { title: "layer", value: (span) => span.layer, cell: (span) => span.layer ?? "" },
-  { title: "outcome", value: (span) => span.outcome, cell: (span) => outcome(span.outcome) },
+  { title: "outcome", value: (span) => span.outcome, cell: (span) => outcome(span.outcome), kind: "whole" },
   number("size", (span) => span.bytes, sized),
-  { title: "in", value: (span) => rows.indexOf(span.row), cell: (span) => span.row.who },
+  { title: "in", value: (span) => rows.indexOf(span.row), cell: (span) => span.row.who, kind: "whole" },
 ];
 const listed = new DataTable(byId("spans"), { columns: LISTED, caption: "Spans", sorted: 0 });
 
@@ -450,7 +450,7 @@ function showStages() {
   sums.sort((one, other) => data.stages.indexOf(one.name) - data.stages.indexOf(other.name));
   const most = Math.max(...sums.map((one) => one.seconds), NARROWEST);
   const columns = [
-    { title: "stage", value: (one) => one.name, cell: (one) => staged(one.name) },
+    { title: "stage", value: (one) => one.name, cell: (one) => staged(one.name), kind: "whole" },
     timed,
     { title: "share", cell: (one) => bar([[one.seconds / most, `var(--stage-${one.name})`]]), kind: "wide" },
     number("spans", (one) => one.spans, formatCount),
@@ -496,7 +496,7 @@ function showMissed() {
     { title: "kernel", value: (one) => one.kernel || "–", kind: "name" },
     timed,
     { title: "in", value: (one) => one.layers },
-    { title: "because", value: (one) => one.because },
+    { title: "because", value: (one) => one.because, kind: "long" },
   ];
   new DataTable(byId("missed"), { columns, caption: "Kernels that missed" }).show(kernels);
   byId("differences").replaceChildren(...data.missed.map(([, , , , diff]) => diff && element("pre", {}, diff)).filter(Boolean));
@@ -509,7 +509,7 @@ function showHead() {
   showFacts(byId("facts"), [
     ["wall time", formatSeconds(data.wall)],
     ["processes", formatCount(data.processes.length)],
-    ["kernels", formatCount(new Set(spans.map((span) => span.of).filter((name) => name !== null)).size)],
+    ["kernels", formatCount(new Set(spans.map((span) => span.of).filter((name) => name !== null)).size || null)],
     ["spans", formatCount(spans.length)],
   ]);
 }

@@ -104,12 +104,19 @@ def test_the_map_has_areas_of_the_bytes_and_is_walked_by_keys_and_by_mouse(brows
     assert browser.messages == []
 
 
-def test_a_small_screen_shows_whole_cells(browser: Browser, file: Path) -> None:
-    browser.open(draw(*make_report()), file, width=400)
-    cells = "[...document.querySelectorAll('td')]"
-    assert browser.evaluate(f"{cells}.filter((cell) => cell.getBoundingClientRect().right > innerWidth).length") == 0
-    assert len(browser.evaluate(f"{cells}.map((cell) => cell.textContent)")) > 0
-    assert browser.find("facts").text.startswith("findings")
+@pytest.mark.parametrize("width", [400, 800, 1000, 1280])
+@pytest.mark.parametrize("canvas", ["map", "chart"])
+def test_every_screen_shows_whole_cells(browser: Browser, file: Path, canvas: str, width: int) -> None:
+    browser.open(draw(*make_report()) if canvas == "map" else page(make_timeline()), file, width=width)
+    tables = "[...document.querySelectorAll('.table')]"
+    assert browser.evaluate(f"{tables}.filter((one) => one.scrollWidth > one.clientWidth).length") == 0
+    assert browser.evaluate("document.querySelectorAll('td').length") > 50
+    if canvas == "map":
+        assert browser.find("facts").text.startswith("findings")
+        # No word of a command is broken, and its spaces stay.
+        fixes = browser.chrome.find_elements("css selector", ".fix code")
+        assert [fix.get_property("textContent") for fix in fixes] == [finding.fix for finding in make_report()[2]]
+        assert browser.evaluate("[...document.querySelectorAll('.fix span')].every((one) => one.offsetHeight < 30)")
 
 
 def test_entries_are_searched_sorted_and_filtered(browser: Browser, file: Path) -> None:
