@@ -40,6 +40,7 @@ def prune(
     *,
     layers: Iterable[str] = (),
     dry_run: bool = False,
+    contents: bool = False,
     notice: Callable[[str], None] = layer_set.warn_user,
 ) -> removal.RemovalPlan | removal.Removal:
     """Remove what is stale or old, then the longest unused until the rest fits, and what killed commands left.
@@ -48,7 +49,7 @@ def prune(
 
     :param limits: by default those of the config files, or ``stale`` if these have none
     :param layers: names; none means every clearable layer
-    :param dry_run: return the plan
+    :param dry_run: return the plan, with the kernels of entries if ``contents``
     :param notice: gets one line for each thing that a caller should know
     :returns: for each layer what is removed, and what is left and why; a layer that refuses is ``failed``
     :raises BadRequest: for an unknown layer
@@ -67,7 +68,7 @@ def prune(
     def plan() -> removal.RemovalPlan:
         # Only what the last plan says of the rest counts.
         lines.clear()
-        return plan_prune(chosen, limits, lines.append)
+        return plan_prune(chosen, limits, lines.append, contents=contents and dry_run)
 
     note = partial(ledger.note_removals, stack.environment, "prune")
     is_limit = limits.bytes is not None
@@ -79,7 +80,11 @@ def prune(
 
 
 def plan_prune(
-    layers: Iterable[Layer], limits: config.Limits, notice: Callable[[str], None] = layer_set.warn_user
+    layers: Iterable[Layer],
+    limits: config.Limits,
+    notice: Callable[[str], None] = layer_set.warn_user,
+    *,
+    contents: bool = False,
 ) -> removal.RemovalPlan:
     """Plan the removals that the limits require; changes nothing.
 
@@ -100,7 +105,7 @@ def plan_prune(
     aged: list[tuple[float, Layer, Entry]] = []
     total, uncertain, overhead = 0, [0, 0], dict.fromkeys(chosen, 0)
     only_stale = limits == config.Limits(stale=True)
-    for layer, item in _scanned(unread, unknown, contents=limits.stale or bool(book.kernels)):
+    for layer, item in _scanned(unread, unknown, contents=contents or limits.stale or bool(book.kernels)):
         if isinstance(item, Usage):
             overhead[layer] += item.bytes or 0
             continue
@@ -197,4 +202,5 @@ def run(request: verbs.Request) -> removal.RemovalPlan | removal.Removal:
     limits = config.Limits(options.stale, options.older_than, options.max_size, now=request.now)
     typed = None if limits.none else limits
     with request.output.progress("pruning"):
-        return prune(stack, typed, layers=options.layers, dry_run=options.dry_run, notice=request.notice)
+        asked = {"layers": options.layers, "dry_run": options.dry_run, "contents": options.verbose}
+        return prune(stack, typed, **asked, notice=request.notice)
