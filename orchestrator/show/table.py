@@ -81,14 +81,12 @@ class _Column(NamedTuple):
 def _column(title: str, shown: Callable[[Any], str], cells: Iterable[Any], *, first: bool) -> _Column:
     texts = [title, *(printable(cell if isinstance(cell, str) else shown(cell)) for cell in cells)]
     widest = max(map(len, texts))
-    if shown is sentence:
-        return _Column(texts, min(widest, _READABLE), is_sentence=True)
-    if shown is not str:
+    if shown not in (str, sentence):
         return _Column([text.rjust(widest) for text in texts], widest)
     least, names = min(widest, _READABLE), set(texts)
     while first and len({shorten(name, least) for name in names}) < len(names):
         least += 1
-    return _Column(texts, least)
+    return _Column(texts, least, is_sentence=shown is sentence)
 
 
 def row_lines(table: Table, width: int) -> list[tuple[str, ...]]:

@@ -30,7 +30,7 @@ from cachectl.layers.core.layer import Layer, plan_removal
 from cachectl.layers.core.root import Root
 from cachectl.layers.inside import tagged_builds
 
-_NAME = "cachectl_salt"
+SALT = "cachectl_salt"
 #: How many seconds the clock of a file server may be behind.
 _SLACK = 3600.0
 
@@ -118,7 +118,7 @@ class Salting:
     def build(self) -> Iterator[_Built]:
         """Give a build its salt, and record it; a build that outlives the last block is swept when it ends."""
         # The last character marks the end of the name, because in bitcode another name may follow directly.
-        salt = f"{_NAME}_{self._token}_{os.getpid()}_{next(self._numbers)}_"
+        salt = f"{SALT}_{self._token}_{os.getpid()}_{next(self._numbers)}_"
         built = _Built(salt)
         with self._lock:
             self._built[salt] = built
@@ -198,7 +198,7 @@ class Salting:
         """Yield the entries of finished builds in one root, of this process or of forked children that have ended."""
         traces = {trace: salt for salt, built in self._built.items() for trace in built.traces}
         known = {key: salt for salt, built in self._built.items() for key in built.keys}
-        salts = rf"{_NAME}_{self._token}_\d+_\d+_"
+        salts = rf"{SALT}_{self._token}_\d+_\d+_"
         pattern = re.compile("|".join([*map(re.escape, traces), salts]).encode())
         # Only stores of layers that find tags have this method.
         store: Any = layer.store

@@ -86,16 +86,11 @@ INCLUDES = Cause(
     _COMPARED,
     "install PyOpenCL at one path, or build with `--portable`",
 )
-OPTION = Cause(
-    "the option `{before}` changed to `{now}`", "the options of the build", _COMPARED, "nothing, if it was intended"
-)
-OPTION_NEW = Cause("the option `{now}` is new", "the options of the build", _COMPARED, "nothing, if it was intended")
-OPTION_GONE = Cause(
-    "the option `{before}` was removed", "the options of the build", _COMPARED, "nothing, if it was intended"
-)
-OPTIONS = Cause(
-    "the options `{before}` changed to `{now}`", "the options of the build", _COMPARED, "nothing, if it was intended"
-)
+_IN_OPTIONS = ("the options of the build", _COMPARED, "nothing, if it was intended")
+OPTION = Cause("the option `{before}` changed to `{now}`", *_IN_OPTIONS)
+OPTION_NEW = Cause("the option `{now}` is new", *_IN_OPTIONS)
+OPTION_GONE = Cause("the option `{before}` was removed", *_IN_OPTIONS)
+OPTIONS = Cause("the options `{before}` changed to `{now}`", *_IN_OPTIONS)
 MACRO = Cause(
     "the macro `{name}` changed from {before} to {now}",
     "the source of the build",

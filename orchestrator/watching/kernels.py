@@ -12,12 +12,12 @@ from cachectl.watching import differences, evidence, ledger, timeline
 from cachectl.watching.program_events import (
     BuildEnd,
     CacheLookup,
+    CacheUse,
     DriverMessages,
     Event,
     ProcessStart,
     ProcessState,
     SourceText,
-    Work,
     of_kind,
 )
 
@@ -82,7 +82,7 @@ class _Noted:
             self._states[event.pid] = event
         elif isinstance(event, DriverMessages):
             self._stored[event.pid] = event.wrote
-        elif isinstance(event, Work):
+        elif isinstance(event, CacheUse):
             kernel, layer = " ".join(event.kernels), None
             if isinstance(event, CacheLookup) and event.outcome == "miss":
                 layer = evidence.layer_of(event.layer, event.dictionary, self._lookups)

@@ -121,7 +121,6 @@ class BuildStart(NamedTuple):
     """A build began."""
 
     pid: int
-    kind: str
 
 
 class BuildInputs(NamedTuple):
@@ -226,10 +225,10 @@ class PortableBuild(NamedTuple):
 #: What says which variables a process has.
 ProcessState = ProcessStart | ProcessChange
 #: A use of a cache.
-Work = CacheLookup | CacheStore | BuildEnd
+CacheUse = CacheLookup | CacheStore | BuildEnd
 _OfProcess = ProcessState | ProcessEnd | Misfit
 _OfBuild = BuildStart | SourceText | DriverMessages | PortableBuild
-Event = _OfProcess | _OfBuild | Work | FailedLookup | StageSpan
+Event = _OfProcess | _OfBuild | CacheUse | FailedLookup | StageSpan
 _KINDS: Mapping[str, Callable[..., Event]] = {
     "started": ProcessStart,
     "environment": ProcessChange,
@@ -301,10 +300,11 @@ def environments(events: Iterable[Event], environment: Environment, names: Itera
             if event.variables is not None:
                 current[event.pid] = event
         elif event.pid in current and (
-            isinstance(event, Work) or (isinstance(event, StageSpan) and event.stage == "driver")
+            isinstance(event, CacheUse) or (isinstance(event, StageSpan) and event.stage == "driver")
         ):
             read.setdefault(event.pid, current[event.pid])
-            working |= {event.pid} if isinstance(event, Work) else set()
+            if isinstance(event, CacheUse):
+                working.add(event.pid)
     unset, views = dict.fromkeys(names), dict[int, Environment]()
     for process in sorted(working):
         variables, folder = read[process].variables or {}, read[process].cwd or str(environment.cwd)
@@ -314,9 +314,7 @@ def environments(events: Iterable[Event], environment: Environment, names: Itera
 
 def messages_after(folder: Path, events: Iterable[Event]) -> Iterator[bytes]:
     """Yield the end of each process's messages: those after the last event that accounts for them."""
-    upto: dict[str, int] = {}
-    for said in of_kind(events, DriverMessages):
-        upto[str(said.pid)] = max(said.upto, upto.get(str(said.pid), 0))
+    upto = {str(said.pid): said.upto for said in of_kind(events, DriverMessages)}
     for path in _files(folder, "messages"):
         with suppress(OSError):
             yield _read(path, upto.get(path.stem, 0), _MOST_MESSAGES)[0]

@@ -92,14 +92,10 @@ class Reasons:
                 ]
                 new = [entry for entry in entries if f"{entry.root}/{entry.key}" not in (layer.before or {})]
                 old = [entry for entry in entries if entry not in new]
-                for now, before in product(new[:1], sorted(old, key=lambda entry: -(entry.modified or 0))[:1]):
-                    facts = [_facts(entry) for entry in (before, now)]
-                    if facts[0] != facts[1]:
-                        only = [
-                            ", ".join(f"{name} {value}" for name, value in own.items() if other.get(name) != value)
-                            for own, other in (facts, facts[::-1])
-                        ]
-                        return causes.OLDER.say(layer=name, before=only[0], now=only[1])
+                if new and old:
+                    now, before = _facts(new[0]), _facts(max(old, key=lambda entry: entry.modified or 0))
+                    if now != before:
+                        return causes.OLDER.say(layer=name, before=_only_in(before, now), now=_only_in(now, before))
         return ""
 
     def _stopped(self, name: str, this_run: KernelRun) -> str:
@@ -220,6 +216,10 @@ def _of_another_program(this_run: KernelRun, last_run: ledger.Known) -> str:
 def _facts(entry: Entry) -> dict[str, str]:
     """Return what an entry says of the driver and device that it was built for."""
     return {**entry.details.versions, **({"device": entry.details.device} if entry.details.device else {})}
+
+
+def _only_in(facts: Mapping[str, str], other: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in facts.items() if other.get(name) != value)
 
 
 def _of_another_name(this_run: KernelRun, kernels: Mapping[str, ledger.Known]) -> str:

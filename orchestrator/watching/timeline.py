@@ -29,6 +29,7 @@ from cachectl.watching.program_events import (
     BuildEnd,
     CacheLookup,
     CacheStore,
+    CacheUse,
     DriverMessages,
     Event,
     Interval,
@@ -207,7 +208,7 @@ def read_spans(
     for event in events:
         if isinstance(event, DriverMessages) and event.pid in started:
             stored = event.wrote
-        if not isinstance(event, CacheLookup | CacheStore | BuildEnd | StageSpan) or event.pid not in started:
+        if not isinstance(event, CacheUse | StageSpan) or event.pid not in started:
             continue
         # A program can write any event, and other machines have other clocks.
         if not monotonic <= event.when.start <= event.when.end <= latest:
@@ -229,7 +230,7 @@ def read_spans(
     return sorted(spans, key=lambda span: (span.start, -span.seconds))
 
 
-def _span(event: CacheLookup | CacheStore | BuildEnd | StageSpan, began: int) -> Span:
+def _span(event: CacheUse | StageSpan, began: int) -> Span:
     """Return when an event was, and what its kind says; a stage has a name of its own."""
     stage, name, outcome, size = "build", "", None, None
     match event:

@@ -14,6 +14,7 @@ from cachectl.layers.base.errors import FAILURES
 from cachectl.layers.base.text import plural
 from cachectl.layers.core.finding import FAILS, Finding
 from cachectl.layers.disk import place
+from cachectl.switching.salt import SALT
 from cachectl.watching import causes, differences, evidence, ledger, timeline
 from cachectl.watching.kernels import read_kernels
 from cachectl.watching.program_events import (
@@ -66,8 +67,9 @@ class Judge:
         programs = {process.pid: " ".join(process.program) for process in started}
         ended = {process.pid for process in of_kind(events, ProcessEnd)} | {os.getpid()}
         # Builds that had begun in each process, and have not ended.
+        builds = of_kind(events, BuildEnd)
         open_builds = Counter(build.pid for build in of_kind(events, BuildStart))
-        open_builds -= Counter(build.pid for build in of_kind(events, BuildEnd))
+        open_builds -= Counter(build.pid for build in builds)
         #: The programs that were killed in a build, or have left without Python's last steps, as a pool's workers do.
         self._cut = [
             program
@@ -77,8 +79,8 @@ class Judge:
         self._is_killed_in_build = bool(open_builds)
         #: Lookups that raised an exception, of which nothing else is known.
         self._raised = of_kind(events, FailedLookup)
-        self._builds = [build for build in of_kind(events, BuildEnd) if not build.failed]
-        self._failed = [build for build in of_kind(events, BuildEnd) if build.failed]
+        self._builds = [build for build in builds if not build.failed]
+        self._failed = [build for build in builds if build.failed]
 
     def missed(self, *, explain: bool) -> tuple[timeline.MissedKernel, ...]:
         """Return the kernels that missed, those that took most first; with ``explain`` how their sources differ."""
@@ -345,7 +347,8 @@ class Judge:
         storing = {use.layer for use in trace.layers if use.stores != 0} - self._states.keys()
         saved = book.saved_by({kernel: set(this_run.hits) for kernel, this_run in self.kernels.items()})
         for kernel, this_run in self.kernels.items():
-            if not kernel:
+            # A salted build, of a block of disabled(), has an option that no other has.
+            if not kernel or any(SALT.upper() in build.options for build in this_run.builds):
                 continue
             last_run = book.kernels.get(kernel, ledger.Known(0.0))
             stored = {*this_run.hits, *(storing & {*this_run.misses})}

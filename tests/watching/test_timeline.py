@@ -17,17 +17,9 @@ from tiers import real, thorough_only
 from cachectl.layer_set import LayerSet
 from cachectl.layers.core.parts import Compilation, Lookups
 from cachectl.layers.inside import observer
+from cachectl.watching import program_events as noted
 from cachectl.watching import timeline as timelines
 from cachectl.watching.evidence import EntryTrace, complete_builds
-from cachectl.watching.program_events import (
-    BuildEnd,
-    BuildInputs,
-    DriverMessages,
-    Event,
-    Interval,
-    ProcessStart,
-    StageSpan,
-)
 from cachectl.watching.timeline import STAGES, Span, Trace, own_times, read_spans, summarize
 
 SECOND = 1_000_000_000
@@ -129,7 +121,7 @@ def test_code_run_in_programs_needs_the_standard_library_alone() -> None:
 # ---------------------------------------------------------------------- events
 
 
-def read(events: Sequence[Event], *compilations: Compilation) -> list[Span]:
+def read(events: Sequence[noted.Event], *compilations: Compilation) -> list[Span]:
     """Read events of a run that began at 100 s of the monotonic clock, and 1000 s of the epoch."""
 
     def read_times(path: str) -> tuple[Compilation, ...]:
@@ -138,26 +130,26 @@ def read(events: Sequence[Event], *compilations: Compilation) -> list[Span]:
 
     driver = Lookups(compilations=read_times)
     return read_spans(
-        [ProcessStart(1, ("program",), "here"), *events], (100 * SECOND, 1000 * SECOND), 50.0, {"drv": driver}
+        [noted.ProcessStart(1, ("program",), "here"), *events], (100 * SECOND, 1000 * SECOND), 50.0, {"drv": driver}
     )
 
 
-def when(start: float, end: float) -> Interval:
-    return Interval(int(start * SECOND), int(end * SECOND), 1)
+def when(start: float, end: float) -> noted.Interval:
+    return noted.Interval(int(start * SECOND), int(end * SECOND), 1)
 
 
-def built(start: int, end: int) -> BuildEnd:
+def built(start: int, end: int) -> noted.BuildEnd:
     """Return a build in which the driver's part began a second after it, and ended a second before it."""
-    driver, inputs = ((start + 1) * SECOND, (end - 1) * SECOND), BuildInputs(kernels=("k",))
-    return BuildEnd(1, "one", *(False, True), (driver,), when(start, end), inputs)
+    driver, inputs = ((start + 1) * SECOND, (end - 1) * SECOND), noted.BuildInputs(kernels=("k",))
+    return noted.BuildEnd(1, "one", *(False, True), (driver,), when(start, end), inputs)
 
 
 def test_a_driver_that_missed_looked_up_and_compiled() -> None:
     """The times of what it stored split its part of a build; what a launch compiles is part of the wait for it."""
-    said = DriverMessages(1, "drv", ("/program",), upto=0, lookups=1)
+    said = noted.DriverMessages(1, "drv", ("/program",), upto=0, lookups=1)
     build = built(101, 111)._replace(driver="drv", compiled=True)
-    launch = StageSpan(1, "launch", "enqueue", when(112, 113), kernels=("k",))
-    wait = StageSpan(1, "launch", "wait", when(113, 120), kernels=("k",))
+    launch = noted.StageSpan(1, "launch", "enqueue", when(112, 113), kernels=("k",))
+    wait = noted.StageSpan(1, "launch", "wait", when(113, 120), kernels=("k",))
     times: tuple[Compilation, Compilation] = ((None, 1003.0, 1008.0), ("k", None, 1018.0))
     spans = read([said, build, launch, wait], *times)
     assert [(span.stage, span.start, span.seconds) for span in spans] == [

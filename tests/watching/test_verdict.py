@@ -535,3 +535,20 @@ def test_sources_differ_in_names_only_where_nothing_else_does(
     now: str, before: str, names: tuple[str, str] | None
 ) -> None:
     assert renamed(now, before) == names
+
+
+BUILD = """
+import cachectl, pyopencl
+context = pyopencl.create_some_context(interactive=False)
+def build(): pyopencl.Program(context, "__kernel void once(__global int *a) { a[0] = 1; }").build()
+build()
+"""
+
+
+@real
+@thorough_only
+def test_a_salted_build_is_no_earlier_run(home: Home) -> None:
+    for salted in ("", "with cachectl.disabled(): build()"):
+        trace(home, sys.executable, "-c", BUILD + salted)
+    home.cachectl("purge pocl")
+    assert reasons(trace(home, sys.executable, "-c", BUILD))["once"].startswith(PURGED)
