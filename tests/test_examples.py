@@ -42,7 +42,7 @@ PAGES = tuple(
 VARIABLE = (
     (r"\b[A-Z]{2}/[A-Z]{6,}(…[A-Z]+)?\b", "KEY"),
     (r"\b(?=[0-9a-f]*\d)[0-9a-f]{6,}(…|\b)", "HASH"),
-    (r"\b\d{8}T\d{6}Z\b", "DATE"),
+    (r"\b\d{8}T\d{6}Z\b|\b\d{4}-\d\d-\d\d \d\d:\d\d\b", "DATE"),
     (r"(?<![\w.])[+-]?\d[\d.,]*( (B|KiB|MiB|GiB|bytes))?[smhdw]?\b", "N"),
     (r"(?<=\w)\d[\d.,]*", "N"),
     # Whether a difference of bench is seen depends on what else the machine does.

@@ -7,7 +7,6 @@ import threading
 import warnings
 
 import cachectl
-from cachectl.switching import disabled
 
 warnings.filterwarnings("ignore")
 SEEN = {}
@@ -144,6 +143,8 @@ def nested_and_raising():
 
 
 def isolated_inside():
+    from cachectl.switching import disabled
+
     with cachectl.disabled() as layers:
         with cachectl.isolated():
             compile_kernels(0)
