@@ -149,7 +149,7 @@ def isolated(folder: Path | str | None = None, *, strict: bool = True) -> Iterat
                 yield root
         finally:
             started = [switch.layer for switch in waiting if _latched(switch, _maps())]
-            for salt_late in _SALT_LATE if started else ():
+            for salt_late in tuple(_SALT_LATE) if started else ():
                 salt_late(started)
             # A library may still use a database that it has open.
             if any((root / "xdg").glob("*/*.sqlite")) or too_late(stack, root):
