@@ -67,7 +67,7 @@ VOLATILE = Code(
     "A root is in the container's own layer, or the home is in memory, and is lost with it: each new container "
     "recompiles what its image does not contain.",
     "[Keep it in a volume, or in the image](howto/containers.md).",
-    advice="only whoever starts the container can give it a volume",
+    advice="only the user who starts the container can add a volume",
 )
 FULL = Code(
     "full",

@@ -99,7 +99,7 @@ def _derived_names(data: bytes) -> Iterator[str]:
 
 
 def _names_at_known_places(data: bytes) -> tuple[str, ...] | None:
-    """Return the names in a key of loopy without walking the pickle; ``None`` if only a walk can tell."""
+    """Return the names in a key of loopy without walking the pickle; ``None`` if only a walk finds them."""
     if (place := data.find(_ENTRYPOINTS)) < 0:
         match = _KERNEL_NAME.search(data)
         known = match is not None and match[1][0] == len(match[2])

@@ -37,7 +37,7 @@ _NUMBERS = (
     "700 701 702 703 704 705 801 802 803 805 810 900 902 904 906 908 909 90a 90c 940 941 942 950 1010 1011 1012 1013 "
     "1030 1031 1032 1033 1034 1035 1036 1100 1101 1102 1103 1150 1151 1152 1153 1170 1171 1172 1200 1201 1250 1251"
 )
-# Hex compute units follow the architecture without a separator, so only a list can tell them apart.
+# Hex compute units follow the architecture without a separator, so only a list can distinguish them.
 _ARCHITECTURES = sorted((f"gfx{number}" for number in _NUMBERS.split()), key=len, reverse=True)
 _BASE = regex(
     rf"(?P<arch>{'|'.join(_ARCHITECTURES)})(?P<modes>(?:_(?:no)?sramecc)?(?:_xnack)?)"

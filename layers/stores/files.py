@@ -117,7 +117,7 @@ class Files(Store):
         return self.codec.describe(archive.entry_bytes(files)).stated
 
     def changing(self, root: Root) -> AbstractContextManager[trees.Tidy]:
-        """Return the context of a change; its value tells whether no program can be making a folder."""
+        """Return the context of a change; its value says whether no program can be making a folder."""
         return nullcontext(lambda: self.tidies)
 
     def guarded(self, root: Root, keys: Iterable[str]) -> Iterator[tuple[str, trees.Guard, list[str]]]:

@@ -160,7 +160,7 @@ class StorePlace(ABC):
 class FolderPlace(StorePlace):
     """A folder with two subfolders, which the first write makes.
 
-    All access is relative to open folders, and no link is followed below the folder itself. Whoever has access to the
+    All access is relative to open folders, and no link is followed below the folder itself. Anyone with access to the
     folder has the same access to its subfolders, and can read every file, whatever the umask of the writer.
     """
 

@@ -173,6 +173,11 @@ class BuildEnd(NamedTuple):
         return (self.when.end - self.when.start) / 1e9
 
     @property
+    def was_compiled(self) -> bool | None:
+        """Return whether its driver compiled, which it does not if PyOpenCL had the binary; ``None`` if unknown."""
+        return False if self.binary == "hit" else self.compiled
+
+    @property
     def is_silent(self) -> bool:
         """Return whether the driver was asked, and said nothing."""
         return not self.driver and self.binary != "hit"

@@ -270,7 +270,7 @@ def _driver_spans(
     """
     if build.failed:
         return
-    compiled = False if build.binary == "hit" else build.compiled
+    compiled = build.was_compiled
     times = [(path, *compilation) for path in stored for compilation in part.compilations(path)]
     outcome = None if compiled is None else "miss" if compiled else "hit"
     for begin, until in build.compiles:

@@ -272,12 +272,10 @@ def _copy_compiled(file: Path, copy: Path) -> None:
 
 
 def _kernel(build: BuildEnd) -> timeline.KernelTrace:
-    is_binary = build.binary == "hit"
-    compiled = False if is_binary else build.compiled
     served_by = None
-    if compiled is False and not build.failed:
-        served_by = build.layer if is_binary else build.driver or None
-    return timeline.KernelTrace(build.kernels, served_by, compiled, build.seconds)
+    if build.was_compiled is False and not build.failed:
+        served_by = build.layer if build.binary == "hit" else build.driver or None
+    return timeline.KernelTrace(build.kernels, served_by, build.was_compiled, build.seconds)
 
 
 #: A second block would watch and count the replacements of the first.
