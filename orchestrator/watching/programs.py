@@ -131,7 +131,9 @@ class Processes:
         for pid in {*numbers()} - run if looks_at_others else ():
             uses = _uses(pid, self._by_files)
             if uses and not self._is_of_run(pid):
-                program = Program(0, processes.process_names((pid,)), processes.first_variables(pid) or {}, set())
+                fields = processes.stat_fields(pid)
+                parent = int(fields[_PARENT]) if fields else 0
+                program = Program(parent, processes.process_names((pid,)), processes.first_variables(pid) or {}, set())
                 self.strangers.setdefault(pid, program).uses.update(uses)
         if looks_at_others and self._on_demand:
             self._next = time.monotonic() + _TIMES * (time.monotonic() - begun)

@@ -167,8 +167,10 @@ class _Commands:
         return f"no process of the command loaded {' or '.join(lookups.mapped)}"
 
     def is_older(self, others: Iterable[int]) -> bool:
-        """Return whether other programs ran before the command."""
-        return self._present.issuperset(others)
+        """Return whether other programs ran before the command; their children count as they do, such as a linker."""
+        strangers = self._processes.strangers
+        older = self._present & strangers.keys()
+        return all(pid in self._present or strangers[pid].parent in older for pid in others)
 
 
 def _observed(
