@@ -21,7 +21,7 @@ from cachectl.watching.program_events import (
     BuildEnd,
     BuildStart,
     Event,
-    FailedLookup,
+    FailedUse,
     ProcessEnd,
     ProcessStart,
     of_kind,
@@ -78,7 +78,7 @@ class Judge:
         ]
         self._is_killed_in_build = bool(open_builds)
         #: Lookups that raised an exception, of which nothing else is known.
-        self._raised = of_kind(events, FailedLookup)
+        self._raised = of_kind(events, FailedUse)
         self._builds = [build for build in builds if not build.failed]
         self._failed = [build for build in builds if build.failed]
 
@@ -118,11 +118,14 @@ class Judge:
         status = self._trace.exit_status
         if status:
             yield f"The command ended with status {status}."
-        for lookup in self._raised[:1]:
+        for use in self._raised[:1]:
             lookups = {name: layer.part for name, layer in self._layers.items()}
-            owner = evidence.layer_of(lookup.layer, lookup.dictionary, lookups)
-            purge = f"cachectl purge --key {shlex.quote(f'{lookup.file}/{lookup.key}')} {owner}"
-            yield f"A lookup in {lookup.dictionary} raised {lookup.error}; {purge} removes the row."
+            owner = evidence.layer_of(use.layer, use.dictionary, lookups)
+            fix = f"cachectl purge --key {shlex.quote(f'{use.file}/{use.key}')} {owner} removes the row"
+            # The row is not at fault if the database is, or if there is none.
+            if use.use == "store" or use.error.startswith("sqlite3."):
+                fix = f"cachectl doctor {owner} checks the folder"
+            yield f"A {use.use} in {use.dictionary} raised {use.error}; {fix}."
         if self._failed:
             seconds = sum(build.seconds for build in self._failed)
             took = f", which took {seconds:.2f} s" if seconds >= _NOTHING else ""

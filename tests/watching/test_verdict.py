@@ -3,6 +3,7 @@
 import os
 import re
 import shutil
+import sqlite3
 import stat
 import sys
 import zlib
@@ -552,3 +553,17 @@ def test_a_salted_build_is_no_earlier_run(home: Home) -> None:
         trace(home, sys.executable, "-c", BUILD + salted)
     home.cachectl("purge pocl")
     assert reasons(trace(home, sys.executable, "-c", BUILD))["once"].startswith(PURGED)
+
+
+@real
+def test_a_store_that_raises_is_named_with_the_command_that_finds_the_cause(home: Home) -> None:
+    """Root could write it all the same, so the database itself refuses."""
+    code = "from pytools.persistent_dict import WriteOncePersistentDict as D; d = D('mine', safe_sync=False); "
+    home.run(sys.executable, "-c", f"{code}d.store('a', 1)")
+    (file,) = (home.path / ".cache/pytools").glob("pdict-v5-mine-*.sqlite")
+    with sqlite3.connect(file) as database:
+        database.execute("CREATE TRIGGER refuse BEFORE INSERT ON dict BEGIN SELECT RAISE(ABORT, 'refused'); END")
+    document = trace(home, sys.executable, "-c", f"{code}d.store('b', 2)", check=False)
+    assert document["verdict"].startswith(
+        "The command ended with status 1. A store in mine raised sqlite3.IntegrityError; cachectl doctor pytools checks"
+    )
