@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
 from itertools import islice, product
@@ -55,8 +55,11 @@ class Judge:
         trace: timeline.Trace,
         events: Sequence[Event],
         book: ledger.Ledger | None,
+        lockers: Iterable[str] = (),
     ) -> None:
         self._layers = layers
+        #: Other programs that locked a file of a cache meanwhile.
+        self._lockers = lockers
         self._trace = trace
         self._states = {use.layer: use for use in trace.layers if use.state in ("disabled", "closed")}
         self.kernels, self._lost = read_kernels(layers, trace, events)
@@ -198,7 +201,8 @@ class Judge:
         seconds = sum(own for span, own in timeline.own_times(self._trace.spans) if span.stage == "store")
         if seconds < max(_LONG_STORE, summary.missed / 4):
             return ""
-        return f" {seconds:.2f} s of that was spent storing, which waits while another program has the cache locked."
+        who = ", ".join(self._lockers) or "another program"
+        return f" {seconds:.2f} s of that was spent storing, which waits while {who} has the cache locked."
 
     def _stored(self) -> str:
         """Say what was stored that no watched build explains; nothing if there is nothing."""

@@ -501,11 +501,11 @@ def test_closed_files_are_one_finding_with_one_command(tmp_path: Path, held_to_m
 
 @real
 def test_a_name_that_is_too_long_for_the_file_system_leaves_pocl_without_a_cache(home: Home) -> None:
-    where = {"POCL_CACHE_DIR": f"{home.path}/kernels/{'long' * 64}"}
-    assert home.run(sys.executable, f"{PROGRAMS}/kernels.py", "1", check=False, **where).returncode == 1
-    (found,) = (one for one in home.json("doctor", "pocl", check=False, **where)["findings"] if one["code"] == "closed")
+    home = Home(home.path, {**home.variables, "POCL_CACHE_DIR": f"{home.path}/kernels/{'long' * 64}"})
+    assert home.run(sys.executable, f"{PROGRAMS}/kernels.py", "1", check=False).returncode == 1
+    (found,) = (one for one in home.json("doctor", "pocl", check=False)["findings"] if one["code"] == "closed")
     assert (found["severity"], found["message"].partition(":")[0]) == ("fails every run", "cannot be created")
-    home.run("sh", "-c", f'{found["fix"]}; exec "$@"', "sh", sys.executable, f"{PROGRAMS}/kernels.py", "1", **where)
+    home.run("sh", "-c", f'{found["fix"]}; exec "$@"', "sh", sys.executable, f"{PROGRAMS}/kernels.py", "1")
 
 
 def test_a_home_of_the_account_that_is_closed_keeps_nothing_of_older_mesas(tmp_path: Path, mount: Mount) -> None:
