@@ -221,15 +221,14 @@ class EntryFiles(files.Files):
         except OSError as error:
             yield finding_of(self, root, Problem(root.path / "index", "unreadable", reason_of(error)))
 
-    def indexed_bytes(self, root: Root) -> int | None:
-        """Return the bytes that the index counts; ``None`` if there is no index. Raises :class:`OSError`."""
+    def indexed_bytes(self, root: Root) -> int:
+        """Return the bytes that the index counts; 0 if there is no index. Raises :class:`OSError`."""
         try:
-            data = plain.read_plain(root.path / "index", limit=_INDEX.size)
+            return int.from_bytes(plain.read_plain(root.path / "index", limit=_INDEX.size), "little")
         except OSError as error:
             if plain.means_no_file(error):
-                return None
+                return 0
             raise
-        return _INDEX.unpack(data)[0] if len(data) == _INDEX.size else None
 
 
 def is_data_file(file: str) -> bool:
