@@ -52,8 +52,7 @@ def _pickle(data: bytes) -> None:
 def _compute_entry(data: bytes) -> None:
     compute_cache.entry_complaint("0/1/23456789abcdef", data)
     if (key := compute_cache.key_of(data)) is not None:
-        for read in (compute_cache.kernels, compute_cache.device):
-            read(key)
+        compute_cache.details_of(key)
 
 
 def _compute_index(data: bytes) -> None:
