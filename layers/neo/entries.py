@@ -172,10 +172,7 @@ class NeoPrograms(files.Files):
 
 
 def _zebin(file: elf.Elf | None) -> details.Details | None:
-    """Describe a file of the current format, and its device as ``ocloc`` names it if the notes are exact, else family.
-
-    Returns ``None`` for other files.
-    """
+    """Describe a file of the current format, with the device as ``ocloc`` names it if known; ``None`` for others."""
     if file is None or file.kind not in _ZEBIN:
         return None
     named = {one.name.removeprefix(_TEXT) for one in file.sections if one.name.startswith(_TEXT)}
