@@ -147,13 +147,16 @@ class Programs(files.Files):
         names = kernel_names(leaf.members, content)
         # A kernel has a folder after its first launch.
         kernels = tuple(sorted(filter(None, names.values())))
-        yield entry._replace(
-            details=about._replace(
-                kernels=kernels if 0 < len(kernels) == len(names) else None,
-                versions={"llvm": compiler.removeprefix("LLVM")} if compiler else {},
-                detail={names[folder] or folder: " ".join(shapes) for folder, shapes in variants(leaf.members).items()},
-            )
+        shapes = {
+            names[folder] or folder: " ".join(sorted({match["variant"] for match in matches}))
+            for folder, matches in sorted(kernel_folders(leaf.members).items())
+        }
+        details = about._replace(
+            kernels=kernels if 0 < len(kernels) == len(names) else None,
+            versions={"llvm": compiler.removeprefix("LLVM")} if compiler else {},
+            detail=shapes,
         )
+        yield entry._replace(details=details)
         for path, error in unread.items():
             yield unreadable(tree.root / entry.key / path, error)
 
@@ -278,13 +281,13 @@ class Programs(files.Files):
         return b"".join(tree.read_file(entry.key, file) or b"" for file in (pocl.BITCODE, "build.log"))
 
 
-def variants(paths: Iterable[str]) -> dict[str, list[str]]:
-    """Map the kernel folders of a program to the work-group shapes that were compiled, sorted."""
-    kernels: dict[str, set[str]] = {}
+def kernel_folders(paths: Iterable[str]) -> dict[str, list[re.Match[str]]]:
+    """Map the kernel folders of a program to the files of work-group functions in them."""
+    folders: dict[str, list[re.Match[str]]] = {}
     for match in map(_VARIANT.fullmatch, paths):
         if match is not None:
-            kernels.setdefault(match["kernel"], set()).add(match["variant"])
-    return {folder: sorted(kernels[folder]) for folder in sorted(kernels)}
+            folders.setdefault(match["kernel"], []).append(match)
+    return folders
 
 
 def kernel_names(paths: Iterable[str], content: Callable[[str], bytes | None]) -> dict[str, str | None]:
@@ -293,14 +296,10 @@ def kernel_names(paths: Iterable[str], content: Callable[[str], bytes | None]) -
     Native files contain full names, and so does the bitcode, which takes longer to read.
     """
     names: dict[str, str | None] = {}
-    natives: dict[str, list[str]] = {}
-    for match in map(_VARIANT.fullmatch, paths):
-        if match is not None:
-            folder = match["kernel"]
-            names[folder] = None if SHORTENED.fullmatch(folder) else folder
-            natives.setdefault(folder, []).extend([match[0]] if match["file"].endswith(pocl.NATIVE) else [])
-    for folder in [folder for folder, name in names.items() if name is None]:
-        names[folder] = whole_name(folder, (name for path in natives[folder] for name in functions_in(content(path))))
+    for folder, matches in kernel_folders(paths).items():
+        natives = (match[0] for match in matches if match["file"].endswith(pocl.NATIVE))
+        candidates = (name for path in natives for name in functions_in(content(path)))
+        names[folder] = whole_name(folder, candidates) if SHORTENED.fullmatch(folder) else folder
     if None in names.values():
         symbols = bitcode.read_symbols(content(pocl.BITCODE) or b"")
         defined = frozenset() if symbols is None else symbols.defined
