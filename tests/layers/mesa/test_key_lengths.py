@@ -10,21 +10,7 @@ from pathlib import Path
 
 import pytest
 from support.layers import clear, clear_damaged, got, listed, usage_of, verified
-from support.mesa import (
-    DB_FILES,
-    OPENCL,
-    artifact,
-    contents,
-    crc,
-    entry,
-    fill,
-    fill_foz,
-    graphics,
-    kernel,
-    key,
-    key_in,
-    layer_of,
-)
+from support.mesa import DB_FILES, OPENCL, artifact, contents, crc, entry, fill, graphics, kernel, key, key_in, layer_of
 
 from cachectl.config import Limits
 from cachectl.layers.base.errors import LayerError, Refused
@@ -219,7 +205,7 @@ def test_a_single_file_with_other_names_is_left_alone(tmp_path: Path) -> None:
             data = data.replace(digits, digits + b"0123456789abcdef01234567")
         path.write_bytes(data)
     require_refused(layer, tmp_path / "home/.cache", key_in("single-file", "new"))
-    fill_foz(tmp_path / "other/.cache/mesa_shader_cache_sf", {key("b", 32)[:41]: contents()[key("b")]})
+    fill(tmp_path / "other/.cache", "single-file", {key("b", 32)[:41]: contents()[key("b")]})
     assert len(listed(layer_of(tmp_path / "other", "single-file"))) == 1
 
 
