@@ -12,7 +12,7 @@ from threading import Timer
 
 import pytest
 from homes import Driver, Home
-from support.layers import clear, got, orphans, python, register_driver, root_of, running, usage_of, verified
+from support.layers import clear, got, orphans, python, register_driver, root_of, running, usage_of, verified, write
 
 from cachectl.layers.base.errors import Busy
 from cachectl.layers.core.conformance import nobody
@@ -47,9 +47,7 @@ def judged(layer: PyOpenCLBinaries) -> list[tuple[bool | None, str | None]]:
 @pytest.mark.thorough
 def test_whether_an_entry_with_a_changed_header_can_be_hit_is_unknown(home: Home) -> None:
     """A container or another machine with the same home may have the old header."""
-    header = home.path / "include/answer.h"
-    header.parent.mkdir()
-    header.write_text("#define ANSWER 42\n")
+    header = write(home.path / "include/answer.h", "#define ANSWER 42\n")
     program = (
         "import pyopencl as cl, pyopencl.characterize as c; from binaries import device\n"
         "c.has_src_build_cache = lambda _: None\n"
@@ -340,7 +338,6 @@ def test_a_broken_binary_of_intels_driver_is_found_where_its_kind_is_known(
 
 def test_a_binary_of_a_driver_whose_format_is_unknown_is_left_alone(home: Home) -> None:
     layer = PyOpenCLBinaries(home.environment(OCL_ICD_VENDORS=register_driver(home.path, "libmali.so")))
-    folder = root_of(layer) / "pyopencl-compiler-cache-v2-py3.11.7.final.0" / ("0" * 32)
-    folder.mkdir(parents=True)
-    (folder / "binary").write_bytes(b"a format of its own")
+    folder = root_of(layer) / "pyopencl-compiler-cache-v2-py3.11.7.final.0"
+    write(folder / ("0" * 32) / "binary", b"a format of its own")
     assert [finding.message.partition(" ")[0] for finding in verified(layer)] == ["info"]
