@@ -14,14 +14,14 @@ from contextlib import contextmanager
 from functools import lru_cache, partial
 
 from cachectl.layers.base import processes
-from cachectl.layers.base.errors import Damaged, reason_of
+from cachectl.layers.base.errors import Damaged
 from cachectl.layers.base.lazy import regex
 from cachectl.layers.core.entry import Entry, Found, Problem
 from cachectl.layers.core.finding import RECOMPILES, Finding
 from cachectl.layers.core.plan import Outcome
 from cachectl.layers.core.root import Root
 from cachectl.layers.core.selection import ALL, Selection
-from cachectl.layers.core.store import ENTRY, FOREIGN, Damage, counting, damage_findings, finding_of
+from cachectl.layers.core.store import ENTRY, FOREIGN, Damage, counting, damage_findings, finding_of, unreadable
 from cachectl.layers.disk import plain
 from cachectl.layers.mesa import cache, entries, pairs
 from cachectl.layers.stores import files, row_store
@@ -219,7 +219,7 @@ class EntryFiles(files.Files):
         try:
             self.indexed_bytes(root)
         except OSError as error:
-            yield finding_of(self, root, Problem(root.path / "index", "unreadable", reason_of(error)))
+            yield finding_of(self, root, unreadable(root.path / "index", error))
 
     def indexed_bytes(self, root: Root) -> int:
         """Return the bytes that the index counts; 0 if there is no index. Raises :class:`OSError`."""
