@@ -62,23 +62,18 @@ def plugged_in(environment: Environment) -> Iterator[Layer | Broken]:
     for point in entry_points(GROUP):
         try:
             layer = point.load()(environment)
-            reason = _wrong(layer)
+            reason = None
+            if not isinstance(layer, Layer):
+                reason = "is not a cachectl layer"
+            elif not isinstance(layer.name, str) or not _NAME.fullmatch(layer.name):
+                reason = f"has the invalid name {layer.name!r}; use letters, digits, dots and dashes"
+            elif layer.name in BUILT_IN:
+                reason = f"has the name of the built-in layer {layer.name}"
+            elif not isinstance(layer.title, str) or not isinstance(layer.store, Store):
+                reason = "has no title, or no store"
         except KeyboardInterrupt:
             raise
         # SystemExit, Rust panics and pytest skips are not subclasses of Exception.
         except BaseException as error:  # noqa: BLE001 - a plug-in must not stop the others
             reason = f"failed: {reason_of(error)}"
         yield layer if reason is None else {"name": point.name, "why": f"{point.value} {reason}"}
-
-
-def _wrong(layer: object) -> str | None:
-    """Return why a plug-in's object cannot be used as a layer; ``None`` if it can."""
-    if not isinstance(layer, Layer):
-        return "is not a cachectl layer"
-    if not isinstance(layer.name, str) or not _NAME.fullmatch(layer.name):
-        return f"has the invalid name {layer.name!r}; use letters, digits, dots and dashes"
-    if layer.name in BUILT_IN:
-        return f"has the name of the built-in layer {layer.name}"
-    if not isinstance(layer.title, str) or not isinstance(layer.store, Store):
-        return "has no title, or no store"
-    return None

@@ -52,8 +52,7 @@ def _pickle(data: bytes) -> None:
 def _compute_entry(data: bytes) -> None:
     compute_cache.entry_complaint("0/1/23456789abcdef", data)
     if (key := compute_cache.key_of(data)) is not None:
-        for read in (compute_cache.kernels, compute_cache.device):
-            read(key)
+        compute_cache.details_of(key)
 
 
 def _compute_index(data: bytes) -> None:
@@ -116,15 +115,14 @@ def _mesa_entry(data: bytes) -> None:
 
 
 def _mesa_index(data: bytes) -> None:
-    for form in (pairs.Fossilize(), pairs.Database()):
+    for made, name in ((pairs.Fossilize, "foz_cache.foz"), (pairs.Database, "mesa_cache.db")):
         with tempfile.TemporaryDirectory() as folder:
-            pair = pairs.Pair("fuzz", Path(folder), form.data_name, form, 0)
+            pair = made("fuzz", Path(folder), name, 0)
             for path in pair.paths:
                 path.write_bytes(data)
             with contextlib.suppress(CachectlError):
-                for blob in pair.blobs():
-                    assert blob.end <= len(data)
-                    assert len(form.write_record(blob)) <= len(data)
+                for blob in pair.blobs().values():
+                    assert max(blob.end, len(blob.record)) <= len(data)
 
 
 def _objects(data: bytes) -> None:

@@ -57,6 +57,7 @@ _MASK = 0xFFFFFFFFFFFFFFFF
 #: The name of its driver in the record of what was seen.
 _PRODUCT = "NVIDIA"
 
+#: The compute architecture.
 _DEVICE = regex(rb"\bsm_\d+[a-z]?")
 _PTX_ENTRY = regex(rb"\.entry\s+([\w$]+)")
 _DRIVER = regex(rb"\x00(\d{3,4}\.\d+(?:\.\d+)?)\x00")
@@ -314,29 +315,19 @@ def key_of(data: bytes) -> bytes | None:
 
 
 def details_of(key: bytes) -> details.Details:
-    """Return what a key says of its entry."""
-    return details.Details(kernels(key), device(key), driver(key))
+    """Return what a key says of its entry; the driver's helpers have neither OpenCL source nor PTX with a kernel.
 
-
-def device(key: bytes) -> str | None:
-    """Return the compute architecture in a key (``sm_90``)."""
-    match = _DEVICE.search(key)
-    return None if match is None else match[0].decode()
-
-
-def kernels(key: bytes) -> tuple[str, ...] | None:
-    """Return the kernels in the OpenCL source or PTX of a key; ``None`` if it has none, like the driver's helpers."""
+    Instead of the driver's version, the key of a back end has the build date of the compiler.
+    """
     ptx = {match[1].decode() for match in _PTX_ENTRY.finditer(key)}
-    return details.names_or_none(ptx.union(opencl_source.kernel_names(key) or ()))
-
-
-def driver(key: bytes) -> dict[str, str]:
-    """Return the driver version in a key, or the build date of the compiler."""
-    version = _DRIVER.search(key)
-    if version is not None:
-        return {"driver": version[1].decode()}
-    build = _BUILD.search(key)
-    return {} if build is None else {"compiler_built": f"{build[1].decode()} {build[2].decode()}"}
+    kernels = details.names_or_none(ptx.union(opencl_source.kernel_names(key) or ()))
+    device, driver, build = _DEVICE.search(key), _DRIVER.search(key), _BUILD.search(key)
+    versions = {}
+    if driver is not None:
+        versions = {"driver": driver[1].decode()}
+    elif build is not None:
+        versions = {"compiler_built": f"{build[1].decode()} {build[2].decode()}"}
+    return details.Details(kernels, None if device is None else device[0].decode(), versions)
 
 
 def half(key: bytes) -> str:
@@ -385,6 +376,5 @@ def write_index(records: Sequence[tuple[int, int]]) -> bytes:
     """Return the bytes of an index."""
     # The field may be too small for sizes in a damaged index; the driver accepts any total.
     total = sum(size for _, size in records) & (1 << 64) - 1
-    return _INDEX_HEADER.pack(VERSION, len(records), total) + b"".join(
-        _INDEX_RECORD.pack(*record) for record in records
-    )
+    packed = (_INDEX_RECORD.pack(*record) for record in records)
+    return b"".join((_INDEX_HEADER.pack(VERSION, len(records), total), *packed))

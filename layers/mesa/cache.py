@@ -168,7 +168,18 @@ class MesaShaderCache(drivers.DriverLayer):
         is_old = self._first(_SWITCHES)[0] == self._old_switch.variable
         yield from faults_of(self, (self._old_switch if is_old else self.switch,))
         yield from self._place_faults()
-        yield from self._more_of_places()
+        (variable, value), bases, home = self._first(_PLACES), self._bases(), self.environment.home_folder
+        place = Path(value)
+        if len(bases) > 1 and why_closed(bases[0][0], home) is None:
+            account = self.environment.home
+            severity, outcome = HARMLESS, f"is not the home of the account, {account}, which releases before 2025 use"
+            if why_closed(account / ".cache", account) is not None:
+                severity, outcome = RECOMPILES, f"{outcome}: they cannot write there, and keep nothing"
+            fix = f"export {_PLACES[0]}={shlex.quote(str(bases[0][0]))}"
+            yield None, misread(self, "HOME", severity, outcome, fix)
+        elif variable and place.is_absolute() and not place.parent.is_dir() and why_closed(place, home) is None:
+            outcome = "has no parent folder, and releases before 2024 make only the last folder: they keep nothing"
+            yield None, misread(self, variable, RECOMPILES, outcome, f"mkdir -p {shlex.quote(value)}")
         variable, value = self._first(_SIZES)
         if variable is not None and not read_limit(value)[1]:
             outcome = f"means {read_limit(value)[0]:,} bytes to Mesa: any unit but K or M counts as gigabytes"
@@ -180,24 +191,6 @@ class MesaShaderCache(drivers.DriverLayer):
                 fix = f"unset {variable}; export {names[0]}={shlex.quote(value)}"
                 yield None, misread(self, variable, HARMLESS, "is an old name, of which Mesa warns in every run", fix)
 
-    def _more_of_places(self) -> Iterator[Fault]:
-        (variable, value), bases = self._first(_PLACES), self._bases()
-        home = self.environment.home_folder
-        if len(bases) > 1 and why_closed(bases[0][0], home) is None:
-            account = self.environment.home
-            outcome = f"is not the home of the account, {account}, which releases before 2025 use"
-            severity = HARMLESS
-            if why_closed(account / ".cache", account) is not None:
-                severity, outcome = RECOMPILES, f"{outcome}: they cannot write there, and keep nothing"
-            fix = f"export {_PLACES[0]}={shlex.quote(str(bases[0][0]))}"
-            yield None, misread(self, "HOME", severity, outcome, fix)
-        elif variable is None or not Path(value).is_absolute() or Path(value).parent.is_dir():
-            return
-        elif why_closed(Path(value), home) is None:
-            outcome = "has no parent folder, and releases before 2024 make only the last folder: they keep nothing"
-            fix = f"mkdir -p {shlex.quote(value)}"
-            yield None, misread(self, variable, RECOMPILES, outcome, fix)
-
     @property
     def limit(self) -> int:
         """The limit in bytes: that of the variable, or the default."""
@@ -207,14 +200,13 @@ class MesaShaderCache(drivers.DriverLayer):
         """Add that the cache is nearly full."""
         yield from super().diagnose()
         limit = self.limit
+        fix = f"export {_SIZES[0]}={max(2, 2 * (limit >> 30))}G"
         for root in self.roots():
-            counted = 0
             # The judge of places reports an index that cannot be read.
             with suppress(OSError):
-                counted = (self.store.rest.indexed_bytes(root) if root.role == MULTI_FILE else None) or 0
-            message = f"counts {counted:,} of at most {limit:,} bytes: Mesa drops entries to make room"
-            fix = f"export {_SIZES[0]}={max(2, 2 * (limit >> 30))}G"
-            yield from self.near_limit(counted, limit, message, fix, root.path)
+                counted = self.store.rest.indexed_bytes(root) if root.role == MULTI_FILE else 0
+                message = f"counts {counted:,} of at most {limit:,} bytes: Mesa drops entries to make room"
+                yield from self.near_limit(counted, limit, message, fix, root.path)
 
 
 def read_limit(value: str) -> tuple[int, bool]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import re
 import struct
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -157,10 +157,10 @@ def kernels(content: bytes) -> tuple[str, ...] | None:
 
 def with_header(entry: Entry, head: bytes) -> Entry:
     """Add what the first bytes of an entry say of its maker, or that they are of an unknown version."""
-    if (header := read_header(head)) is None:
-        return entry._replace(details=details.Details(versions={"format": "unknown"})) if is_foreign(head) else entry
-    detail = {"of": _GL} if header.graphics else {}
-    return entry._replace(details=details.Details(None, header.device, {"driver": header.driver}, detail))
+    if (header := read_header(head)) is not None:
+        detail = {"of": _GL} if header.graphics else {}
+        return entry._replace(details=details.Details(None, header.device, {"driver": header.driver}, detail))
+    return entry._replace(details=details.Details(versions={"format": "unknown"})) if is_foreign(head) else entry
 
 
 def kernels_in(data: bytes) -> tuple[str, ...] | None:
@@ -185,13 +185,19 @@ def owned(entries: Iterable[Entry], read: Callable[[Entry], bytes | None], *, co
     makers: dict[tuple[str | None, str | None], list[Entry]] = {}
     for entry in entries:
         makers.setdefault((entry.details.versions.get("driver"), entry.details.device), []).append(entry)
-    for maker, group in makers.items():
-        guest = _guest(maker, group, kernels_of)
+    for (driver, device), group in makers.items():
+        guest: str | None = _UNKNOWN
+        if any(entry.details.detail for entry in group):
+            guest = _GRAPHICS
+        elif device is not None:
+            # Kernels are smaller than the code that a driver compiles them to.
+            smallest = sorted(group, key=lambda entry: entry.length)[:_LOOKS]
+            guest = None if RUSTICL in (driver, device) or any(map(kernels_of, smallest)) else _UNKNOWN
         for entry in group:
-            if entry.details.device is None and entry.details.versions:
+            if device is None and entry.details.versions:
                 yield unknown(entry, FOREIGN)
                 continue
-            if entry.details.device is None:
+            if device is None:
                 message = f"has no header of an entry: {NEVER}"
                 problems[entry.key] = Problem(entry.root / entry.key, "damaged", message)
             kernels = kernels_of(entry) if contents and guest is None else None
@@ -200,17 +206,6 @@ def owned(entries: Iterable[Entry], read: Callable[[Entry], bytes | None], *, co
             kind: Kind = "entry" if guest is None else "foreign"
             yield entry._replace(details=about, kind=kind, because=guest)
     yield from problems.values()
-
-
-def _guest(
-    maker: tuple[str | None, str | None], group: Sequence[Entry], kernels_of: Callable[[Entry], object]
-) -> str | None:
-    """Return the owner of what a driver stored for a device; ``None`` for OpenCL."""
-    if any(entry.details.detail for entry in group):
-        return _GRAPHICS
-    # Kernels are smaller than the code that a driver compiles them to.
-    smallest = sorted(group, key=lambda entry: entry.length)[:_LOOKS] if maker[1] is not None else ()
-    return None if RUSTICL in maker or any(map(kernels_of, smallest)) else _UNKNOWN
 
 
 class EntryCodec(Codec):

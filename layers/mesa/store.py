@@ -14,14 +14,14 @@ from contextlib import contextmanager
 from functools import lru_cache, partial
 
 from cachectl.layers.base import processes
-from cachectl.layers.base.errors import Damaged, reason_of
+from cachectl.layers.base.errors import Damaged
 from cachectl.layers.base.lazy import regex
 from cachectl.layers.core.entry import Entry, Found, Problem
 from cachectl.layers.core.finding import RECOMPILES, Finding
 from cachectl.layers.core.plan import Outcome
 from cachectl.layers.core.root import Root
 from cachectl.layers.core.selection import ALL, Selection
-from cachectl.layers.core.store import ENTRY, FOREIGN, Bound, Damage, counting, damage_findings, finding_of
+from cachectl.layers.core.store import ENTRY, FOREIGN, Damage, counting, damage_findings, finding_of, unreadable
 from cachectl.layers.disk import plain
 from cachectl.layers.mesa import cache, entries, pairs
 from cachectl.layers.stores import files, row_store
@@ -54,9 +54,9 @@ _SHAPES: Mapping[str, tuple[trees.Shape, ...]] = {
     ),
 }
 #: The format of the larger files of a root, and the keys of their entries.
-_FORMATS: Mapping[str, tuple[pairs.PairFormat, re.Pattern[str]]] = {
-    cache.SINGLE_FILE: (pairs.Fossilize(), regex(r"(?:[^./][^/]*/){2}foz_cache\.foz(?:::[0-9a-f]{40})?")),
-    cache.DATABASE: (pairs.Database(), regex(r"(?:part\d{1,9}/)?mesa_cache\.db(?:::[0-9a-f]{40}(?:[0-9a-f]{24})?)?")),
+_FORMATS: Mapping[str, tuple[type[pairs.Pair], re.Pattern[str]]] = {
+    cache.SINGLE_FILE: (pairs.Fossilize, regex(r"(?:[^./][^/]*/){2}foz_cache\.foz(?:::[0-9a-f]{40})?")),
+    cache.DATABASE: (pairs.Database, regex(r"(?:part\d{1,9}/)?mesa_cache\.db(?:::[0-9a-f]{40}(?:[0-9a-f]{24})?)?")),
 }
 _INDEX = struct.Struct("<Q")
 #: By the length of keys: Mesa extends an index, and never shortens one.
@@ -82,18 +82,19 @@ class ShaderCache(row_store.Rows):
                 listed.append(item)
             else:
                 yield item
-        tree, opened = self.rest.tree_of(root), partial(self.tables.opened, root)
+        tree = self.rest.tree_of(root)
 
         @lru_cache
-        def blobs(file: str) -> Mapping[str, pairs.Blob]:
-            return {blob.name: blob for blob in opened(file).blobs()}
+        def opened(file: str) -> tuple[pairs.Pair, Mapping[str, pairs.Blob]]:
+            pair = self.tables.opened(root, file)
+            return pair, pair.blobs()
 
         def read(entry: Entry) -> bytes | None:
             file, _, name = entry.key.partition(self.separator)
             if not name:
                 return tree.read_file(file)
-            blob = blobs(file).get(name)
-            return None if blob is None else opened(file).content(blob)
+            pair, blobs = opened(file)
+            return pair.content(blobs[name]) if name in blobs else None
 
         yield from entries.owned(listed, read, contents=contents)
 
@@ -109,6 +110,9 @@ class PairTables(row_store.TableFormat):
     separator = "::"
     when_damaged = RECOMPILES
 
+    def _tree_of(self, root: Root) -> trees.Tree:
+        return trees.Tree(self.name, root.path, *_SHAPES[root.role])
+
     def is_table(self, file: str) -> bool:
         """Compare with the names of data files."""
         return is_data_file(file)
@@ -120,11 +124,11 @@ class PairTables(row_store.TableFormat):
 
     def is_usable(self, root: Root, file: str) -> bool:
         """Return whether a data file exists, not behind a link."""
-        return tree_at(self, root).find(file) is not None
+        return self._tree_of(root).find(file) is not None
 
     def tables(self, root: Root) -> Iterator[str | Problem]:
         """Yield the path of each data file."""
-        for leaf in tree_at(self, root).scan() if root.role in _FORMATS else ():
+        for leaf in self._tree_of(root).scan() if root.role in _FORMATS else ():
             if isinstance(leaf, Problem):
                 yield leaf
             elif is_data_file(leaf.entry.key):
@@ -132,13 +136,13 @@ class PairTables(row_store.TableFormat):
 
     def opened(self, root: Root, file: str) -> pairs.Pair:
         """Return a data file with its index."""
-        return pairs.Pair(self.name, root.path, file, _FORMATS[root.role][0], self.environment.lock_timeout)
+        return _FORMATS[root.role][0](self.name, root.path, file, self.environment.lock_timeout)
 
     def list_rows(self, root: Root, file: str, template: Entry, *, part: bytes, contents: bool) -> Iterator[Found]:
         """Yield the entries of a data file; in one that Mesa cannot use, it finds none."""
         pair = self.opened(root, file)
         try:
-            for blob in pair.blobs():
+            for blob in pair.blobs().values():
                 yield entries.with_header(self.entry_of(template, blob.row), pair.content(blob, entries.HEAD))
             pair.check()
         except Damaged as error:
@@ -148,7 +152,7 @@ class PairTables(row_store.TableFormat):
         """Check header and both checksums of every entry, of any driver: Mesa repairs none."""
         pair, template = self.opened(root, file), Entry(self.name, file, root.path, 0, 0)
         effect = _DROPS if root.role == cache.DATABASE else entries.NEVER
-        for blob in pair.blobs():
+        for blob in pair.blobs().values():
             data = pair.content(blob)
             if (complaint := entries.complaint(data, blob.checksum)) is not None:
                 damages = [Damage(RECOMPILES, f"{complaint}: {effect}")]
@@ -215,24 +219,18 @@ class EntryFiles(files.Files):
         try:
             self.indexed_bytes(root)
         except OSError as error:
-            yield finding_of(self, root, Problem(root.path / "index", "unreadable", reason_of(error)))
+            yield finding_of(self, root, unreadable(root.path / "index", error))
 
-    def indexed_bytes(self, root: Root) -> int | None:
-        """Return the bytes that the index counts; ``None`` if there is no index. Raises :class:`OSError`."""
+    def indexed_bytes(self, root: Root) -> int:
+        """Return the bytes that the index counts; 0 if there is no index. Raises :class:`OSError`."""
         try:
-            data = plain.read_plain(root.path / "index", limit=_INDEX.size)
+            return int.from_bytes(plain.read_plain(root.path / "index", limit=_INDEX.size), "little")
         except OSError as error:
             if plain.means_no_file(error):
-                return None
+                return 0
             raise
-        return _INDEX.unpack(data)[0] if len(data) == _INDEX.size else None
 
 
 def is_data_file(file: str) -> bool:
     """Compare a path below a root with the names of data files."""
     return any(name.fullmatch(file) is not None for _, name in _FORMATS.values())
-
-
-def tree_at(part: Bound, root: Root) -> trees.Tree:
-    """Return the tree of a root."""
-    return trees.Tree(part.name, root.path, *_SHAPES[root.role])

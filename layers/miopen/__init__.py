@@ -200,8 +200,8 @@ def _by_openings(openings: int, stores: int, environment: Environment) -> tuple[
 
 
 def _place_of_file(layer: MIOpenLayer, file: Path) -> Path | None:
-    root = next(iter(layer.roots()), None)
-    return None if root is None else layer.store.tables.place_of(root, file)
+    roots = layer.roots()
+    return layer.store.tables.place_of(roots[0], file) if roots else None
 
 
 class MIOpenLayer(Layer):
@@ -290,11 +290,11 @@ class MIOpenKernels(MIOpenLayer):
             return
         kind = processes.network_file_system(environment, first.path, _NETWORK)
         cause, temporary, last = f"the home is on {kind}", environment.named_temporary, None
-        folders = {temporary / ".cache/miopen": "", temporary: " up to 3.3"}
+        folders = [(temporary / ".cache/miopen", ""), (temporary, " up to 3.3")]
         if kind is None:
             # Without a home, all releases use the same folder.
-            cause, folders = "HOME names no folder", {first.path: ""} if first.role == TEMPORARY else {}
-        for folder, releases in folders.items():
+            cause, folders = "HOME names no folder", [(first.path, "")] if first.role == TEMPORARY else []
+        for folder, releases in folders:
             place = plain.nearest(folder, follow=False)
             with suppress(OSError):
                 code, reason = codes.FALLBACK, trust.shared_because(place)
@@ -367,17 +367,18 @@ class MIOpenTuning(MIOpenLayer):
         """Import the store."""
         from cachectl.layers.miopen.tuning import tuning_store
 
-        return tuning_store()
+        return tuning_store("miopen-tuning" if self.about.scope is Scope.SYSTEM else "")
 
     def state(self) -> State:
         """Read the switches, which may leave the perf-db on."""
-        state = super().state()
-        reason, variables = [state.why], (self.switch.variable, *self.switch.also)
-        off = [variable for variable in variables if self.switch.is_off(self.environment.get(variable))]
-        if off:
-            reason.append("the perf-db stays on" + " before MIOpen 3.6.1" * (off[-1] in self.switch.also))
+        state, switch, environment = super().state(), self.switch, self.environment
+        reason = [state.why]
+        if any(switch.is_off(environment.get(variable)) for variable in switch.also):
+            reason.append("the perf-db stays on before MIOpen 3.6.1")
+        elif switch.is_off(environment.get(switch.variable)):
+            reason.append("the perf-db stays on")
         if self._enforced() == "5":
-            reason.append(f"{_ENFORCE}={self.environment.get(_ENFORCE)} erases the user's results: unset it")
+            reason.append(f"{_ENFORCE}={environment.get(_ENFORCE)} erases the user's results: unset it")
         return State(state.condition, "; ".join(reason))
 
     def _enforced(self) -> str:
@@ -413,9 +414,3 @@ class MIOpenSystemTuning(MIOpenTuning):
     places = SYSTEM_TUNING
     switch = MIOpenTuning.switch._replace(also=("MIOPEN_DEBUG_DISABLE_SYSTEM_DB",))
     about = _PACKAGED
-
-    def load_store(self) -> Store:
-        """Import the store."""
-        from cachectl.layers.miopen.tuning import tuning_store
-
-        return tuning_store("miopen-tuning")

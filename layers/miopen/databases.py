@@ -221,19 +221,12 @@ class MIOpenTables(row_store.TableFormat):
 
     def present(self, root: Root) -> list[DatabaseFile]:
         """Return each file that may be used."""
-        named = (self.named(file) for file in self.tables(root) if isinstance(file, str))
-        return [file for file in named if file is not None]
+        return [self.known(file) for file in self.tables(root) if isinstance(file, str)]
 
     def is_usable(self, root: Root, relative: str) -> bool:
         """Return whether a file exists and may be used. Raises :class:`OSError` if that cannot be determined."""
-        path = root.path / relative
-        status = None if path.parent != root.path and _is_link(path.parent) else plain.status_at(path)
+        status = None if _is_in_link(root, relative) else plain.status_at(root.path / relative)
         return status is not None and stat.S_ISREG(status.st_mode) and self.counts(root, status)
-
-    def newest(self, root: Root) -> str | None:
-        """Return the newest version with a folder, or files, in the root."""
-        named = self.folders(root) if self.versioned else (file.version for file in self.present(root))
-        return max(filter(None, named), key=version_numbers, default=None)
 
     def folders(self, root: Root) -> Sequence[str]:
         """Return the folders of MIOpen's versions. Raises :class:`OSError` if the root cannot be listed."""
@@ -261,11 +254,11 @@ class MIOpenTables(row_store.TableFormat):
             return Path(max(alike, key=lambda database: version_numbers(database.version or "0")).relative)
         if not self.versioned or not installed.endswith(".kdb"):
             return None
-        version = file.parent.name if has_version else self.newest(root)
-        if version is None:
+        versions = [file.parent.name] if has_version else self.folders(root)
+        if not versions:
             advice = "put the file into a folder named after the version of MIOpen, such as 3.3.0.a85ca8a54"
             raise BadRequest(f"{printable(file)}: no MIOpen has kept kernels here; {advice}")
-        return Path(version, f"{installed.removesuffix('kdb')}ukdb")
+        return Path(max(versions, key=version_numbers), f"{installed.removesuffix('kdb')}ukdb")
 
     def with_name(self, entry: Entry) -> Entry:
         """Add device, version and the other facts."""
@@ -276,8 +269,7 @@ class MIOpenTables(row_store.TableFormat):
     def require_free(self, root: Root, file: str) -> None:
         """Raise :class:`Refused` if something else is in the place of a database."""
         path = root.path / file
-        is_in_link = path.parent != root.path and _is_link(path.parent)
-        if not self.is_usable(root, file) and (is_in_link or plain.status_at(path) is not None):
+        if not self.is_usable(root, file) and (_is_in_link(root, file) or plain.status_at(path) is not None):
             raise Refused(self.name, "cannot put: a link, a folder, or another user's file is there", path)
 
 
@@ -298,6 +290,7 @@ def _judged(entry: Entry, sightings: record.Record, *, are_known: bool) -> Entry
     return entry._replace(stale=stale, because=because)
 
 
-def _is_link(path: Path) -> bool:
-    status = plain.status_at(path)
+def _is_in_link(root: Root, file: str) -> bool:
+    """Return whether the version's folder of a file is a link. Raises :class:`OSError` if that is unknown."""
+    status = plain.status_at((root.path / file).parent) if "/" in file else None
     return status is not None and stat.S_ISLNK(status.st_mode)

@@ -42,7 +42,6 @@ _LIKE = (
         for version in (databases.VERSION_FOLDER, _OTHER_VERSION)
     ),
 )
-_NO_CODE = "has the name of a kernel, but is not code; left alone"
 #: The largest kernel that is unpacked, in bytes: more than any has.
 _LARGEST = 1 << 30
 _INTEGER = regex(rb"\s*[+-]?\d{1,30}")
@@ -80,10 +79,23 @@ def join_kernel_key(parts: Iterable[str]) -> str:
 
 def decode(values: rows.Values) -> bytes:
     """Return the kernel of a row. Raises :class:`ValueError` if ``KernDb::FindRecordUnsafe`` rejects it."""
+    import bz2
+
     blob, proof, stated = values
-    data, size = rows.as_bytes(blob), _as_integer(stated)
-    # The function that unpacks takes an unsigned size of 32 bits.
-    data = _unpacked(data, size & 0xFFFFFFFF) if size else data
+    data = rows.as_bytes(blob)
+    if number := _as_integer(stated):
+        # The function that unpacks takes an unsigned size of 32 bits, and reads only the first stream of the blob.
+        size, decompressor = number & 0xFFFFFFFF, bz2.BZ2Decompressor()
+        try:
+            data = decompressor.decompress(data, min(size, _LARGEST) + 1)
+        except OSError as error:
+            raise ValueError(f"the blob is not a bz2 stream: {error}") from error
+        if len(data) > size:
+            raise ValueError(f"the kernel is larger than the {size} bytes that its row states")
+        if len(data) > _LARGEST:
+            raise Unreachable("miopen", f"a kernel of more than {_LARGEST:,} bytes, the limit of what is read")
+        if not decompressor.eof:
+            raise ValueError("the bz2 stream is cut short")
     if digest(data).encode() != rows.as_bytes(proof):
         raise ValueError(f"the md5 of the kernel is {digest(data)}, its row says {proof!r}")
     return data
@@ -95,25 +107,6 @@ def _as_integer(value: object) -> int:
         return int(max(-(1 << 63), min(value, (1 << 63) - 1)))
     match = _INTEGER.match(b"" if value is None else rows.as_bytes(value))
     return 0 if match is None else _as_integer(int(match[0]))
-
-
-def _unpacked(blob: bytes, size: int) -> bytes:
-    """Unpack the first bz2 stream of a blob, which is all that MIOpen reads, to at most ``size`` bytes."""
-    import bz2
-
-    most = min(size, _LARGEST)
-    decompressor = bz2.BZ2Decompressor()
-    try:
-        data = decompressor.decompress(blob, most + 1)
-    except OSError as error:
-        raise ValueError(f"the blob is not a bz2 stream: {error}") from error
-    if len(data) > size:
-        raise ValueError(f"the kernel is larger than the {size} bytes that its row states")
-    if len(data) > most:
-        raise Unreachable("miopen", f"a kernel of more than {most:,} bytes, the limit of what is read")
-    if not decompressor.eof:
-        raise ValueError("the bz2 stream is cut short")
-    return data
 
 
 def _is_same(existing: rows.Values, new: rows.Values) -> bool:
@@ -167,7 +160,7 @@ class ObjectCodec(Codec):
 
     def foreign(self, data: bytes) -> str | None:
         """Return that a file is not code."""
-        return None if data.startswith(CODE) else _NO_CODE
+        return None if data.startswith(CODE) else "has the name of a kernel, but is not code; left alone"
 
 
 class KernelTables(databases.MIOpenTables):

@@ -43,10 +43,6 @@ _THREADS = Lock()
 _FAULTS = {code.name: code for code in codes.OF_LINES}
 #: The file that MIOpen renames over a database; in 3.5 its name has the machine and the process.
 _REWRITE = regex(rf"(?P<file>{databases.TEXT_FILE.pattern})(?:\.(?P<host>[^/]+)\.\d{{1,10}})?\.temp")
-_TEMPORARIES = (
-    tree.Shape((_REWRITE,), because="left by an interrupted rewrite of MIOpen"),
-    tree.Shape((tree.OWN_TEMPORARY,), because="left by an interrupted cachectl"),
-)
 #: Names of text files that no release has made.
 _LIKE = tree.resembling(rf"(?!{databases.TEXT_FILE.pattern}\Z)(?:.*gfx.*\.(?:cd\.)?\w*db\w*|.*\.uf?db)\.txt")
 
@@ -208,7 +204,11 @@ def diagnose_locks(tables: databases.MIOpenTables, root: Root) -> Iterator[Findi
 class Leftovers(files.Files):
     """What interrupted rewrites leave behind next to tuning files."""
 
-    shapes = (*_TEMPORARIES, _LIKE)
+    shapes = (
+        tree.Shape((_REWRITE,), because="left by an interrupted rewrite of MIOpen"),
+        tree.Shape((tree.OWN_TEMPORARY,), because="left by an interrupted cachectl"),
+        _LIKE,
+    )
     writers = miopen.LIBRARIES
     # A rewrite takes less than a second.
     rest_time = 3600.0

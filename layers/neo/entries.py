@@ -11,7 +11,8 @@ import os
 import re
 import shlex
 import struct
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 
@@ -154,33 +155,38 @@ class NeoPrograms(files.Files):
             if isinstance(error, Unreachable) or not plain.means_no_file(error):
                 yield finding_of(self, root, unreadable(root.path / ACCOUNT, error))
             return
-        if (complaint := _account_complaint(account, sizes)) is not None:
-            fix = "nothing: the next put or purge in this layer counts again"
-            if len(account) != _TOTAL.size:
-                fix = f"rm {shlex.quote(str(root.path / ACCOUNT))}"
-            yield INDEX.finding(self.name, root.path, complaint, fix, key=ACCOUNT)
+        counted, total = int.from_bytes(account, sys.byteorder), sum(sizes.values())
+        fix = "nothing: the next put or purge in this layer counts again"
+        complaint = f"the account says {counted} bytes, but there are {total}: "
+        if len(account) not in (0, _TOTAL.size):
+            complaint = "the account does not have the length that the driver gives it: it counts from a wrong number"
+            fix = f"rm {shlex.quote(str(root.path / ACCOUNT))}"
+        elif counted > total:
+            complaint += "the driver drops entries too early"
+        # A driver that counts again counts only one of these kinds.
+        elif account and counted < min(sizes.values(), default=0):
+            complaint += "the cache grows beyond its limit"
+        else:
+            return
+        yield INDEX.finding(self.name, root.path, complaint, fix, key=ACCOUNT)
 
 
 def _zebin(file: elf.Elf | None) -> details.Details | None:
-    """Describe a file of the current format; ``None`` for other files."""
+    """Describe a file of the current format, with the device as ``ocloc`` names it if known; ``None`` for others."""
     if file is None or file.kind not in _ZEBIN:
         return None
     named = {one.name.removeprefix(_TEXT) for one in file.sections if one.name.startswith(_TEXT)}
     notes = {kind: described for owner, kind, described in file.notes() if owner == b"IntelGT"}
-    version = notes.get(_VERSION, b"").rstrip(b"\0").decode(errors="replace")
-    kernels = details.names_or_none(named - {_FUNCTIONS})
-    return details.of_kind("zebin", kernels, _device(notes), {"zebin": version} if version else {})
-
-
-def _device(notes: Mapping[int, bytes]) -> str | None:
-    """Return the device as ``ocloc`` names it if the notes are exact, else its family."""
     numbers = {kind: int.from_bytes(described[:4], "little") for kind, described in notes.items() if described}
+    device = f"graphics core {numbers[_CORE]}" if _CORE in numbers else None
     if _DEVICE in numbers:
         config = numbers[_DEVICE]
-        return f"{config >> 22}.{config >> 14 & 0xFF}.{config & 0x3F}"
-    if _FAMILY in numbers:
-        return f"product family {numbers[_FAMILY]}"
-    return f"graphics core {numbers[_CORE]}" if _CORE in numbers else None
+        device = f"{config >> 22}.{config >> 14 & 0xFF}.{config & 0x3F}"
+    elif _FAMILY in numbers:
+        device = f"product family {numbers[_FAMILY]}"
+    version = notes.get(_VERSION, b"").rstrip(b"\0").decode(errors="replace")
+    kernels = details.names_or_none(named - {_FUNCTIONS})
+    return details.of_kind("zebin", kernels, device, {"zebin": version} if version else {})
 
 
 def _patch_tokens(data: bytes) -> details.Details | None:
@@ -203,18 +209,3 @@ def _kernels(data: bytes, at: int, count: int) -> Iterator[str]:
         yield details.part(data, at, name).rstrip(b"\0").decode(errors="replace")
         details.require(data, at, name + patches + sum(heaps))
         at += name + patches + sum(heaps)
-
-
-def _account_complaint(account: bytes, sizes: Mapping[str, int]) -> str | None:
-    """Return what is wrong with the account; a driver that counts again counts only one of these kinds."""
-    if not account:
-        return None
-    if len(account) != _TOTAL.size:
-        return "the account does not have the length that the driver gives it: it counts from a wrong number"
-    (counted,) = _TOTAL.unpack(account)
-    total = sum(sizes.values())
-    if counted > total:
-        return f"the account says {counted} bytes, but there are {total}: the driver drops entries too early"
-    if counted < min(sizes.values(), default=0):
-        return f"the account says {counted} bytes, but there are {total}: the cache grows beyond its limit"
-    return None

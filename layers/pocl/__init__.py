@@ -97,36 +97,32 @@ def _weigh(path: str) -> int | None:
         return 0
 
 
+def _natives(path: str) -> Iterator[tuple[str, str, float]]:
+    """Yield kernel, launch in words, and time of each native file of a program. Raises :class:`OSError`.
+
+    Its folder is named after size, offset and grid: ``16-1-1-goffs0-smallgrid``.
+    """
+    for suffix in NATIVE:
+        for native in sorted(Path(path).glob(f"*/*/*{suffix}")):
+            parts = native.parent.name.split("-")
+            offset = [] if "goffs0" in parts else ["with an offset"]
+            launch = ["x".join(parts[:3]), *offset, *([] if "smallgrid" in parts else ["a large grid"])]
+            yield native.parents[1].name, ", ".join(launch), native.stat().st_ctime
+
+
 def _compilations(path: str) -> tuple[Compilation, ...]:
     """Return the compilations in a program's folder: a kernel is compiled for each work-group shape at launch."""
-    try:
-        born, compiled = birth_time(path), os.stat(os.path.join(path, BITCODE)).st_mtime
-        times: list[Compilation] = [] if born is None else [(None, born, compiled)]
-        natives = (file for suffix in NATIVE for file in Path(path).glob(f"*/*/*{suffix}"))
-        times += [(native.parents[1].name, None, native.stat().st_ctime) for native in natives]
-    except OSError:
-        return ()
-    return tuple(times)
-
-
-def _compiled_since(path: str, moment: float) -> tuple[tuple[str, str, float], ...]:
-    """Return the kernels that were compiled at a launch, each with its work-group shape and time.
-
-    A folder is named after size, offset and grid: ``16-1-1-goffs0-smallgrid``.
-    """
     with suppress(OSError):
-        return tuple(
-            (native.parents[1].name, _shape(*native.parent.name.split("-")), native.stat().st_ctime)
-            for suffix in NATIVE
-            for native in sorted(Path(path).glob(f"*/*/*{suffix}"))
-            if native.stat().st_ctime >= moment
-        )
+        born, compiled = birth_time(path), os.stat(os.path.join(path, BITCODE)).st_mtime
+        of_program: list[Compilation] = [] if born is None else [(None, born, compiled)]
+        return (*of_program, *((kernel, None, moment) for kernel, _, moment in _natives(path)))
     return ()
 
 
-def _shape(*parts: str) -> str:
-    offset = [] if "goffs0" in parts else ["with an offset"]
-    return ", ".join(["x".join(parts[:3]), *offset, *([] if "smallgrid" in parts else ["a large grid"])])
+def _compiled_since(path: str, moment: float) -> tuple[tuple[str, str, float], ...]:
+    with suppress(OSError):
+        return tuple(native for native in _natives(path) if native[-1] >= moment)
+    return ()
 
 
 def _other_output(heard: bytes) -> bytes:

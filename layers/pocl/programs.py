@@ -121,13 +121,13 @@ class Programs(files.Files):
 
     def described(self, tree: trees.Tree, leaf: trees.Leaf, selection: Selection, *, contents: bool) -> Iterator[Found]:
         """Yield a program; its kernels are unknown unless all their names are known."""
-        if not _may_have(leaf.members, selection):
-            return
+        if (pattern := selection.kernel_pattern) is not None:
+            folders = {path.partition("/")[0] for path in leaf.members}
+            if not any(pattern.fullmatch(folder) or SHORTENED.fullmatch(folder) for folder in folders):
+                return
         program, used = leaf.members.get(pocl.BITCODE), leaf.members.get("last_accessed")
-        entry = leaf.entry._replace(
-            details=Details(created=None if program is None else program.st_mtime),
-            used=None if used is None else used.st_mtime,
-        )
+        about = Details(created=None if program is None else program.st_mtime)
+        entry = leaf.entry._replace(details=about, used=None if used is None else used.st_mtime)
         if leaf.head and (compiler := bitcode.producer(leaf.head)):
             entry = self._judged(entry, compiler)
         if not contents:
@@ -146,12 +146,15 @@ class Programs(files.Files):
         compiler = bitcode.producer(leaf.head or content(pocl.BITCODE, _HEAD) or b"")
         names = kernel_names(leaf.members, content)
         # A kernel has a folder after its first launch.
-        kernels = sorted(name for name in names.values() if name is not None)
-        detail = {names[folder] or folder: " ".join(found) for folder, found in variants(leaf.members).items()}
-        details = entry.details._replace(
-            kernels=tuple(kernels) if 0 < len(kernels) == len(names) else None,
+        kernels = tuple(sorted(filter(None, names.values())))
+        shapes = {
+            names[folder] or folder: " ".join(sorted({match["variant"] for match in matches}))
+            for folder, matches in sorted(kernel_folders(leaf.members).items())
+        }
+        details = about._replace(
+            kernels=kernels if 0 < len(kernels) == len(names) else None,
             versions={"llvm": compiler.removeprefix("LLVM")} if compiler else {},
-            detail=detail,
+            detail=shapes,
         )
         yield entry._replace(details=details)
         for path, error in unread.items():
@@ -233,10 +236,10 @@ class Programs(files.Files):
         ``last_accessed``, so a process cannot hold an entry that was last changed before the process started. Nothing
         is in use if no process of this user has loaded PoCL, or all of them use other roots.
         """
-        folder = self.environment.processes
+        folder, now = self.environment.processes, self.environment.clock()
         users_at = lru_cache(maxsize=None)(self._users_of)
         age_at = lru_cache(maxsize=None)(partial(processes.age_of, processes=folder))
-        now = self.environment.clock()
+        named = partial(processes.process_names, processes=folder)
         for target in targets:
             users = users_at(target.root)
             rest = ORPHAN_REST if target.is_orphan else ENTRY_REST
@@ -244,7 +247,6 @@ class Programs(files.Files):
             if users == () or (target.is_orphan and not self.may_be_written(target)):
                 yield target, None
                 continue
-            named = partial(processes.process_names, processes=folder)
             running = ((pid, age_at(pid)) for pid in users or ())
             holders = tuple(pid for pid, seconds in running if seconds is None or age <= seconds + _CLOCK_ERROR)
             because = None
@@ -255,9 +257,8 @@ class Programs(files.Files):
                 because = f"changed {max(0, age):.0f} s ago, and PoCL is in use by {named(users)}"
             elif holders and (not target.is_orphan or target.key.startswith(UNCACHED)):
                 # Nothing shows which of these processes built it.
-                because = (
-                    f"may be held by {named(holders)}, which ran when it was last used; purge again when that has ended"
-                )
+                advice = "purge again when that has ended"
+                because = f"may be held by {named(holders)}, which ran when it was last used; {advice}"
             yield target, because
 
     def changing(self, root: Root) -> AbstractContextManager[trees.Tidy]:
@@ -280,22 +281,13 @@ class Programs(files.Files):
         return b"".join(tree.read_file(entry.key, file) or b"" for file in (pocl.BITCODE, "build.log"))
 
 
-def _may_have(paths: Iterable[str], selection: Selection) -> bool:
-    """Return whether a program may have a selected kernel, by the names of its folders, which may be shortened."""
-    pattern = selection.kernel_pattern
-    if pattern is None:
-        return True
-    folders = {path.partition("/")[0] for path in paths}
-    return any(pattern.fullmatch(folder) or SHORTENED.fullmatch(folder) for folder in folders)
-
-
-def variants(paths: Iterable[str]) -> dict[str, list[str]]:
-    """Map the kernel folders of a program to the work-group shapes that were compiled, sorted."""
-    kernels: dict[str, set[str]] = {}
+def kernel_folders(paths: Iterable[str]) -> dict[str, list[re.Match[str]]]:
+    """Map the kernel folders of a program to the files of work-group functions in them."""
+    folders: dict[str, list[re.Match[str]]] = {}
     for match in map(_VARIANT.fullmatch, paths):
         if match is not None:
-            kernels.setdefault(match["kernel"], set()).add(match["variant"])
-    return {folder: sorted(kernels[folder]) for folder in sorted(kernels)}
+            folders.setdefault(match["kernel"], []).append(match)
+    return folders
 
 
 def kernel_names(paths: Iterable[str], content: Callable[[str], bytes | None]) -> dict[str, str | None]:
@@ -304,14 +296,10 @@ def kernel_names(paths: Iterable[str], content: Callable[[str], bytes | None]) -
     Native files contain full names, and so does the bitcode, which takes longer to read.
     """
     names: dict[str, str | None] = {}
-    natives: dict[str, list[str]] = {}
-    for match in map(_VARIANT.fullmatch, paths):
-        if match is not None:
-            folder = match["kernel"]
-            names[folder] = None if SHORTENED.fullmatch(folder) else folder
-            natives.setdefault(folder, []).extend([match[0]] if match["file"].endswith(pocl.NATIVE) else [])
-    for folder in [folder for folder, name in names.items() if name is None]:
-        names[folder] = whole_name(folder, (name for path in natives[folder] for name in functions_in(content(path))))
+    for folder, matches in kernel_folders(paths).items():
+        natives = (match[0] for match in matches if match["file"].endswith(pocl.NATIVE))
+        candidates = (name for path in natives for name in functions_in(content(path)))
+        names[folder] = whole_name(folder, candidates) if SHORTENED.fullmatch(folder) else folder
     if None in names.values():
         symbols = bitcode.read_symbols(content(pocl.BITCODE) or b"")
         defined = frozenset() if symbols is None else symbols.defined

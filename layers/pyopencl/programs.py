@@ -71,10 +71,8 @@ class ProgramFolders(files.Files):
         except LayerError as error:
             yield unreadable(path, error)
             stale = None, "unknown: the entry could not be read"
-        kernels = None if source is None else opencl_source.kernel_names(source)
-        is_stale, because = stale
-        about = Details(kernels, versions={"python": python})
-        yield leaf.entry._replace(details=about, stale=is_stale, because=because)
+        about = Details(None if source is None else opencl_source.kernel_names(source), versions={"python": python})
+        yield leaf.entry._replace(details=about, stale=stale[0], because=stale[1])
 
     def kind_of(self, root: Root, path: str) -> str:
         """Compare with the names of the folders of each Python."""

@@ -165,8 +165,6 @@ class UserCacheLayer(Layer):
 
     def off_state(self) -> State | None:
         """Return that the variables switch the layer off; unknown if they do so only for some known Pythons."""
-        if all(self.environment.get(variable) is None for variable in self.variables):
-            return None
         if not (off := dict(self.switched_off())):
             return None
         message = next(iter(off.values())).message

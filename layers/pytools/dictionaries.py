@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -249,18 +249,13 @@ class Needs(NamedTuple):
         packages = ", ".join(f"{name} {version}" for name, version in self.packages.items())
         return f"Python {python_release(self.python)}" + (f" with {packages}" if packages else "")
 
-    def tests(self) -> Iterator[tuple[str, Callable[[str], bool]]]:
-        """Yield each package with a test of its version."""
-        if self.generation is not None:
-            yield "pytools", lambda version: _generation(version) == self.generation
-        for name, version in self.packages.items():
-            yield name, version.__eq__
-
     def are_met(self, python: Python, *, unsaid: bool = False) -> bool:
         """Return whether an interpreter meets them; if ``unsaid``, packages that it lacks are ignored."""
-        versions = [(python.installed(name), fits) for name, fits in self.tests()]
-        met = all(unsaid if version is None else fits(version) for version, fits in versions)
-        return met and python.version == self.python
+        pytools = python.installed("pytools")
+        opens = self.generation is None or (unsaid if pytools is None else _generation(pytools) == self.generation)
+        versions = ((python.installed(name), version) for name, version in self.packages.items())
+        fits = all(unsaid if here is None else here == version for here, version in versions)
+        return python.version == self.python and opens and fits
 
 
 def staleness(environment: Environment, how: str, needs: Needs) -> Staleness:

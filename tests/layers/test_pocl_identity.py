@@ -4,6 +4,7 @@ import json
 import shutil
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -39,47 +40,36 @@ def other_program(root: Path) -> str:
     return "program.bc: is of another program: it does not define the kernel "
 
 
-def patched(at: int, number: int) -> Callable[[Path], None]:
-    def patch(root: Path) -> None:
-        path = code_of(root, "foo")
-        data = bytearray(path.read_bytes())
-        data[at] = number
-        path.write_bytes(data)
-
-    return patch
+def patched(at: int, number: int, words: str, root: Path) -> str:
+    path = code_of(root, "foo")
+    data = bytearray(path.read_bytes())
+    data[at] = number
+    path.write_bytes(data)
+    return words
 
 
-def relocatable(root: Path) -> str:
-    patched(16, 1)(root)
-    return "foo.so: has the ELF type 1, not 3"
-
-
-def other_machine(root: Path) -> str:
-    patched(18, 243)(root)
-    return "foo.so: is 64-bit code of the ELF machine 243, not for "
-
-
-def other_class(root: Path) -> str:
-    patched(4, 1)(root)
-    return "foo.so: is 32-bit code of the ELF machine "
+#: What damages an entry below a root, and returns the words of its finding.
+SPOILS: dict[str, Callable[[Path], str]] = {
+    "other code": other_code,
+    "other program": other_program,
+    "relocatable": partial(patched, 16, 1, "foo.so: has the ELF type 1, not 3"),
+    "other machine": partial(patched, 18, 243, "foo.so: is 64-bit code of the ELF machine 243, not for "),
+    "other class": partial(patched, 4, 1, "foo.so: is 32-bit code of the ELF machine "),
+}
 
 
 @real
 @pytest.mark.usefixtures("wheel_pocl")
-@pytest.mark.parametrize(
-    "spoil",
-    [other_code, *thorough(other_program, relocatable, other_machine, other_class)],
-    ids=lambda act: act.__name__,
-)
+@pytest.mark.parametrize("name", ["other code", *thorough(*list(SPOILS)[1:])])
 def test_a_file_of_another_entry_fails_the_library_and_is_damage(
-    home: Home, any_pocl: dict[str, str], spoil: Callable[[Path], str]
+    home: Home, any_pocl: dict[str, str], name: str
 ) -> None:
     variables = {**any_pocl, **LIBRARIES}
     for names in (("bar", "foo"), ("other",)):
         assert home.python("named.py", *names, **variables)["results"] == [*range(len(names))]
     layer = PoclKernels(home.environment())
     assert verified(layer) == []
-    words = spoil(root_of(layer))
+    words = SPOILS[name](root_of(layer))
     met = home.run(*RUN, "bar", "foo", check=False, **variables)
     # Since PoCL 7.0 only the launch fails, and the result remains 0.
     assert met.returncode or json.loads(met.stdout)["results"] != [0, 1]

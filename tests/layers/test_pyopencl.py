@@ -6,12 +6,13 @@ import random
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from threading import Timer
 
 import pytest
 from homes import Driver, Home
-from support.layers import clear, got, orphans, python, register_driver, root_of, running, usage_of, verified
+from support.layers import clear, got, orphans, python, register_driver, root_of, running, usage_of, verified, write
 
 from cachectl.layers.base.errors import Busy
 from cachectl.layers.core.conformance import nobody
@@ -34,15 +35,8 @@ def base(layer: PyOpenCLBinaries) -> Path:
     return next(root_of(layer).iterdir())
 
 
-def test_kernels_are_read_and_whether_another_python_can_hit_is_unknown(layer: PyOpenCLBinaries) -> None:
+def test_kernels_are_read(layer: PyOpenCLBinaries) -> None:
     assert sorted(entry.details.kernels or () for entry in layer.entries()) == [("pk0",), ("pk1",), ("pk2",)]
-    assert all(entry.stale is False for entry in layer.entries())
-    base(layer).rename(base(layer).with_name("pyopencl-compiler-cache-v2-py3.8.1.final.0"))
-    entries = list(layer.entries())
-    assert {entry.stale for entry in entries} == {None}
-    assert "unknown: built under Python 3.8.1" in str(entries[0].stale_because)
-    assert usage_of(layer).stale_entries is None
-    assert layer.plan_clear(Selection(stale=True)).entries == ()
 
 
 def judged(layer: PyOpenCLBinaries) -> list[tuple[bool | None, str | None]]:
@@ -53,9 +47,7 @@ def judged(layer: PyOpenCLBinaries) -> list[tuple[bool | None, str | None]]:
 @pytest.mark.thorough
 def test_whether_an_entry_with_a_changed_header_can_be_hit_is_unknown(home: Home) -> None:
     """A container or another machine with the same home may have the old header."""
-    header = home.path / "include/answer.h"
-    header.parent.mkdir()
-    header.write_text("#define ANSWER 42\n")
+    header = write(home.path / "include/answer.h", "#define ANSWER 42\n")
     program = (
         "import pyopencl as cl, pyopencl.characterize as c; from binaries import device\n"
         "c.has_src_build_cache = lambda _: None\n"
@@ -65,13 +57,12 @@ def test_whether_an_entry_with_a_changed_header_can_be_hit_is_unknown(home: Home
     path = f"{home.programs}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
     home.run(sys.executable, "-c", program, PYTHONPATH=path)
     layer = PyOpenCLBinaries(home.environment())
-    assert [entry.stale for entry in layer.entries()] == [False]
+    assert judged(layer) == [(False, None)]
     os.utime(header)
-    assert [entry.stale for entry in layer.entries()] == [False]
+    assert judged(layer) == [(False, None)]
     header.write_text("#define ANSWER 43\n")
     because = f"unknown: {header}, which it includes, "
     assert judged(layer) == [(None, f"{because}has changed here")]
-    assert layer.plan_clear(Selection(stale=True)).entries == ()
     header.unlink()
     assert judged(layer) == [(None, f"{because}is not here")]
     header.write_text("#define ANSWER 42\n")
@@ -158,8 +149,7 @@ def test_the_oldest_release_asks_only_whether_its_variable_is_set(layer: PyOpenC
 
 def test_a_lock_that_nobody_holds_goes(warm: Home, layer: PyOpenCLBinaries) -> None:
     """Even without entries: a program killed under PyOpenCL's lock leaves it behind, and every build waits for it."""
-    root, plan = layer.roots()[0], layer.plan_clear()
-    lock = base(layer) / "lock"
+    lock, plan = base(layer) / "lock", layer.plan_clear()
     program = "import os, sys; from pyopencl.cache import CacheLockManager, CleanupManager\n"
     program += "CacheLockManager(CleanupManager(), sys.argv[1]); os.kill(os.getpid(), 9)"
     warm.run(sys.executable, "-c", program, str(lock.parent), check=False)
@@ -167,17 +157,8 @@ def test_a_lock_that_nobody_holds_goes(warm: Home, layer: PyOpenCLBinaries) -> N
     assert (lock.exists(), list(orphans(layer)), layer.clear(plan).removed) == (True, [], 0)
     os.utime(lock, (1, 1))
     assert list(orphans(layer)) == [f"{lock.parent.name}/lock"]
-    with lock.open("a"):
-        os.utime(lock, (1, 1))
-        assert (layer.store.usage(root).orphan_files, layer.clear(plan).removed) == (0, 0)
-    assert lock.exists()
     # A purge that did not plan to remove it takes it over; one that did counts it.
     assert layer.clear(layer.plan_clear(Selection(key=next(layer.entries()).key))).removed == 1
-    assert not lock.exists()
-    lock.touch()
-    os.utime(lock, (1, 1))
-    outcome = clear(layer)
-    assert (outcome.removed, outcome.orphans_removed, outcome.skipped) == (2, 1, ())
     assert not lock.exists()
     lock.touch()
     os.utime(lock, (1, 1))
@@ -188,7 +169,7 @@ def test_a_lock_that_nobody_holds_goes(warm: Home, layer: PyOpenCLBinaries) -> N
     assert [note.because for note in layer.clear(plan).skipped] == ["changed since it was planned"]
     os.utime(lock, (1, 1))
     outcome = clear(layer)
-    assert (outcome.removed, outcome.skipped, outcome.failed) == (0, (), ())
+    assert (outcome.orphans_removed, outcome.skipped, outcome.failed) == (1, (), ())
     assert (lock.exists(), lock.parent.is_dir()) == (False, True)
 
 
@@ -283,50 +264,61 @@ print(cl.Program(context, "__kernel void k(__global int *a) { a[get_global_id(0)
 """
 
 
+@pytest.fixture
+def build(home: Home, intel_driver: Driver) -> Callable[..., str]:
+    """Return what builds a program with Intel's driver; requires that it fails if ``fails`` is set, and says why."""
+
+    def run(program: str = INTEL, *, fails: bool = False) -> str:
+        done = home.run(sys.executable, "-c", program, check=not fails, **intel_driver)
+        assert bool(done.returncode) is fails
+        return done.stderr
+
+    run()
+    return run
+
+
 def test_bytes_behind_a_program_of_intels_driver_fail_and_a_damaged_part_recompiles(
-    home: Home, intel_driver: Driver
+    home: Home, intel_driver: Driver, build: Callable[..., str]
 ) -> None:
-    home.run(sys.executable, "-c", INTEL, check=True, **intel_driver)
     layer = PyOpenCLBinaries(home.environment(**intel_driver))
     (entry,) = layer.entries()
     binary = entry.root / entry.key / "binary"
     data = binary.read_bytes()
     binary.write_bytes(data + b"\0")
-    assert home.run(sys.executable, "-c", INTEL, check=False, **intel_driver).returncode
+    build(fails=True)
     (finding,) = verified(layer)
     assert (finding.severity, finding.message) == (Severity.FAILS, "binary: has 1 bytes after its last section")
     begin = data.index(b"BC\xc0\xde")
     binary.write_bytes(data[:begin] + bytes(64) + data[begin + 64 :])
-    assert home.run(sys.executable, "-c", INTEL, check=True, **intel_driver).returncode == 0
+    build()
     (finding,) = verified(layer)
     assert finding.severity is Severity.RECOMPILES
     assert finding.message == "binary: .ocl.ir is not LLVM bitcode; PyOpenCL builds the program again"
 
 
-def test_a_binary_of_another_build_than_its_source_is_doubtful(home: Home, intel_driver: Driver) -> None:
+def test_a_binary_of_another_build_than_its_source_is_doubtful(
+    home: Home, intel_driver: Driver, build: Callable[..., str]
+) -> None:
     """PyOpenCL does not read the source, so nothing shows which of the two is another program's."""
-    other = INTEL.replace(" k(", " other(").replace(".k.", ".other.")
-    for program in (INTEL, other):
-        home.run(sys.executable, "-c", program, check=True, **intel_driver)
+    build(INTEL.replace(" k(", " other(").replace(".k.", ".other."))
     layer = PyOpenCLBinaries(home.environment(**intel_driver))
     folders = {entry.details.kernels: entry.root / entry.key for entry in layer.entries()}
     assert verified(layer) == []
     shutil.copyfile(folders["other",] / "binary", folders["k",] / "binary")
-    assert home.run(sys.executable, "-c", INTEL, check=False, **intel_driver).returncode
+    build(fails=True)
     (finding,) = verified(layer)
     assert (finding.code, finding.severity, finding.thing) == ("doubtful", Severity.RISKS, None)
     assert "binary: is of another build than source.cl" in finding.message
     assert home.cachectl(finding.fix.removeprefix("cachectl "), **intel_driver).returncode == 0
-    home.run(sys.executable, "-c", INTEL, check=True, **intel_driver)
+    build()
     assert verified(layer) == []
 
 
 @pytest.mark.parametrize("damage", ["cut in half", "random"])
 def test_a_broken_binary_of_intels_driver_is_found_where_its_kind_is_known(
-    home: Home, intel_driver: Driver, damage: str
+    home: Home, intel_driver: Driver, build: Callable[..., str], damage: str
 ) -> None:
     """PyOpenCL reads nothing of it, and every run fails. An unknown kind may be another driver's."""
-    home.run(sys.executable, "-c", INTEL, check=True, **intel_driver)
     layer = PyOpenCLBinaries(home.environment(**intel_driver))
     (entry,) = layer.entries()
     assert verified(layer) == []
@@ -334,7 +326,7 @@ def test_a_broken_binary_of_intels_driver_is_found_where_its_kind_is_known(
     data = binary.read_bytes()
     noise = random.Random(5).randbytes(len(data))  # noqa: S311 - damage, repeatable
     binary.write_bytes(data[: len(data) // 2] if damage == "cut in half" else noise)
-    assert "KeyError" in home.run(sys.executable, "-c", INTEL, check=False, **intel_driver).stderr
+    assert "KeyError" in build(fails=True)
     if damage == "random":
         assert verified(layer) == []
         assert "binaries whose format only their driver knows" in home.cachectl("verify -v pyopencl").stdout
@@ -346,7 +338,6 @@ def test_a_broken_binary_of_intels_driver_is_found_where_its_kind_is_known(
 
 def test_a_binary_of_a_driver_whose_format_is_unknown_is_left_alone(home: Home) -> None:
     layer = PyOpenCLBinaries(home.environment(OCL_ICD_VENDORS=register_driver(home.path, "libmali.so")))
-    folder = root_of(layer) / "pyopencl-compiler-cache-v2-py3.11.7.final.0" / ("0" * 32)
-    folder.mkdir(parents=True)
-    (folder / "binary").write_bytes(b"a format of its own")
+    folder = root_of(layer) / "pyopencl-compiler-cache-v2-py3.11.7.final.0"
+    write(folder / ("0" * 32) / "binary", b"a format of its own")
     assert [finding.message.partition(" ")[0] for finding in verified(layer)] == ["info"]

@@ -121,48 +121,41 @@ def test_rows_that_this_python_does_not_open_are_unknown(
     assert len(layer.plan_clear().entries) == 1
 
 
+def older(home: Home, *kernels: str, generation: str = "v4") -> tuple[LoopyDictionaries, Path]:
+    """Make an older dictionary with an entry for each kernel; return the layer and its folder."""
+    folder = folder_of(home) / f"pdict-{generation}-loopy-x-py3.8.1.final.0"
+    for number, kernel in enumerate(kernels):
+        write(folder / f"abc/def/012345678{number}/key", pickle.dumps("key"))
+        write(folder / f"abc/def/012345678{number}/contents", pickle.dumps(f"_lpy_host_{kernel}"))
+    return LoopyDictionaries(home.environment()), folder
+
+
 def test_folders_of_old_generations_are_entries(home: Home) -> None:
-    for path in ("v4-loopy-x-py3.8.1.final.0/abc/def/0123456789", "v3-loopy-x-py3.8.1.final.0/abc/def/" + "0" * 58):
-        folder = folder_of(home) / f"pdict-{path}"
-        write(folder / "key", pickle.dumps("key"))
-        (folder / "contents").write_bytes(pickle.dumps("contents"))
-    layer = LoopyDictionaries(home.environment())
+    older(home, "double", generation="v3")
+    layer, folder = older(home, "double", "halve")
     entries = list(layer.entries())
-    assert [(entry.stale, entry.files) for entry in entries] == [(None, 2)] * 2
-    artifact = got(layer, entries[0].key)
+    assert [(entry.stale, entry.files) for entry in entries] == [(None, 2)] * 3
+    assert sorted(entry.details.kernels or () for entry in entries) == [("double",), ("double",), ("halve",)]
+    assert clear(layer, kernel="dou*").removed == 2
+    artifact = got(layer, entries[-1].key)
     assert artifact.form == "loopy-pdict/4"
     # An empty one is left to the program that fills it.
-    (folder_of(home) / "pdict-v4-loopy-x-py3.8.1.final.0/abc/def/0123456789ab").mkdir()
+    (folder / "abc/def/0123456789ab").mkdir()
     assert orphans(layer) == {}
     assert layer.plan_clear(Selection(stale=True)).entries == ()
-    assert clear(layer).removed == 3
+    assert clear(layer).removed == 2
     # Programs make their locks in them.
     assert len(list(folder_of(home).iterdir())) == 2
-    layer.put(entries[0].key, artifact)
-    assert layer.get(entries[0].key) == artifact
-
-
-def test_entries_of_old_generations_have_kernel_names(home: Home) -> None:
-    for number, kernel in enumerate(("double", "halve")):
-        folder = folder_of(home) / f"pdict-v4-loopy-x-py3.8.1.final.0/abc/def/012345678{number}"
-        write(folder / "key", pickle.dumps("key"))
-        (folder / "contents").write_bytes(pickle.dumps(f"_lpy_host_{kernel}"))
-    layer = LoopyDictionaries(home.environment())
-    assert sorted(entry.details.kernels or () for entry in layer.entries()) == [("double",), ("halve",)]
-    assert clear(layer, kernel="dou*").removed == 1
-    assert [entry.details.kernels for entry in layer.entries()] == [("halve",)]
+    layer.put(artifact.key, artifact)
+    assert layer.get(artifact.key) == artifact
 
 
 def test_the_entry_of_a_held_lock_is_left(home: Home) -> None:
     """A live program with an older pytools would fail without the folder to which it writes."""
-    folder = folder_of(home) / "pdict-v4-loopy-x-py3.8.1.final.0"
-    for place in ("abc/def/0123456789", "abc/def/0123456780"):
-        write(folder / place / "key", pickle.dumps("key"))
-        (folder / place / "contents").write_bytes(pickle.dumps("contents"))
-    (folder / "abcdef0123456789.lock").touch()
-    layer = LoopyDictionaries(home.environment())
+    layer, folder = older(home, "double", "halve")
+    (folder / "abcdef0123456780.lock").touch()
     outcome = clear(layer)
-    assert (outcome.removed, [note.key.rpartition("/")[2] for note in outcome.skipped]) == (1, ["0123456789"])
+    assert (outcome.removed, [note.key.rpartition("/")[2] for note in outcome.skipped]) == (1, ["0123456780"])
     assert "a program may be writing it" in outcome.skipped[0].because
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from homes import Home
 
+from cachectl.layers.core.entry import Artifact
 from cachectl.layers.mesa import entries as mesa_entries
 from cachectl.layers.mesa.cache import MesaShaderCache
 from support.layers import environment_of
@@ -36,6 +37,10 @@ def entry(payload: bytes, driver: str = OPENCL, device: str = "llvmpipe") -> byt
     packed = zlib.compress(payload)
     head = b"\1" + driver.encode() + b"\0" + device.encode() + b"\0" + struct.pack("<BQI", 8, 0, 0)
     return head + struct.pack("<II", crc(packed), len(payload)) + packed
+
+
+def artifact(key: str, content: bytes) -> Artifact:
+    return Artifact("mesa", key, "mesa-entry/1", content)
 
 
 def kernel(name: str) -> bytes:

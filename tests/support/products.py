@@ -1,7 +1,6 @@
 """What the library of each layer leaves in a home, and the layer over it."""
 
 import hashlib
-import shutil
 import struct
 import tarfile
 from collections.abc import Callable, Mapping
@@ -16,7 +15,7 @@ from cachectl.layers.core.layer import Layer
 from cachectl.layers.registry import built_in_layer
 from support import mesa
 from support.dictionaries import FILE, NONE, dictionary
-from support.layers import environment_of
+from support.layers import environment_of, write
 from support.miopen_kernels import ARGS, CODE, FIND, NAME, packed, store, user_file
 
 DATA = Path(__file__).parents[1] / "data"
@@ -45,9 +44,8 @@ def fill_neo(home: Path) -> None:
     folder = home / ".cache" / "neo_compiler_cache"
     unpack("neo-ocloc-22.43", folder)
     for name in WRAPPED:
-        deep = folder / name[0] / name[1] / f"{name}.cl_cache"
-        deep.parent.mkdir(parents=True)
-        shutil.copyfile(folder / f"{name}.ocloc_cache", deep)
+        content = (folder / f"{name}.ocloc_cache").read_bytes()
+        deep = write(folder / name[0] / name[1] / f"{name}.cl_cache", content)
         (deep.parent / "stats").write_bytes(struct.pack("=QQQ", 1, 1, 1))
     (folder / "stats").write_bytes(struct.pack("=QQQ", 5, 2, 1))
     (folder / "config.file").write_bytes(struct.pack("=Q", held(folder)))
@@ -78,9 +76,8 @@ def comgr_key(what: str) -> str:
 
 def fill_comgr(home: Path) -> None:
     folder = home / ".cache" / "comgr"
-    folder.mkdir(parents=True)
     for what in ("axpy.bc", "axpy-gfx906.o", "axpy-gfx90a.o"):
-        (folder / comgr_key(what)).write_bytes(comgr_entry(compiled()[what], b"a warning\n"))
+        write(folder / comgr_key(what), comgr_entry(compiled()[what], b"a warning\n"))
     module = bytes.fromhex("030223070000010000000000010000000000000038000100")
     (folder / comgr_key("spirv")).write_bytes(comgr_entry(module))
     (folder / "llvmcache.timestamp").touch()
@@ -97,8 +94,7 @@ POCL_KEY = "AB/" + "C" * 37
 def place(root: Path, key: str, files: Mapping[str, bytes]) -> Path:
     """Write the files of an entry; return its folder."""
     for path, content in files.items():
-        (root / key / path).parent.mkdir(parents=True, exist_ok=True)
-        (root / key / path).write_bytes(content)
+        write(root / key / path, content)
     return root / key
 
 
@@ -122,9 +118,7 @@ def fill_kernels(home: Path) -> None:
     """Make one cache of each generation of MIOpen."""
     store(user_file(home), {(NAME, ARGS): packed(CODE), OTHER: packed(b"\x7fELF raw")}, wal=True)
     store(user_file(home, "gfx906_60", "3.2.0.x"), {(NAME, ARGS): (CODE, packed(CODE)[1], 0)})
-    path = home / ".cache" / "miopen" / OBJECT
-    path.parent.mkdir(parents=True)
-    path.write_bytes(CODE)
+    write(home / ".cache" / "miopen" / OBJECT, CODE)
 
 
 def fill_system_kernels(home: Path) -> None:
@@ -139,15 +133,13 @@ TUNED = "2x960x8x8x1x3x3x1x960x8x1x1x0x1x1x0x1x1x0x0x1xNHWCxFP32xW"
 
 def fill_tuning(home: Path) -> Path:
     folder = home / ".config" / "miopen"
-    folder.mkdir(parents=True)
-    (folder / FIND).write_text(f"{LINE}\nother=S:1.5,0,A;T:2.5,0,B\n")
-    (folder / PERF).write_text(f"{TUNED}=ConvHipImplicitGemm:256,64,[2x2]\n")
+    write(folder / FIND, f"{LINE}\nother=S:1.5,0,A;T:2.5,0,B\n")
+    write(folder / PERF, f"{TUNED}=ConvHipImplicitGemm:256,64,[2x2]\n")
     return folder
 
 
 def fill_system_tuning(home: Path) -> None:
-    (home / "db").mkdir(parents=True)
-    (home / "db" / "gfx906_60.HIP.fdb.txt").write_text(f"{LINE}\nother=S:1,0,A\n")
+    write(home / "db" / "gfx906_60.HIP.fdb.txt", f"{LINE}\nother=S:1,0,A\n")
 
 
 # ---------------------------------------------------------------------- all of them

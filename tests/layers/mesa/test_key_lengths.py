@@ -4,19 +4,17 @@ A real Mesa 26 is not installed here: files are packed by the format. Mesa's own
 length of keys, reads what is left of them (see docs/layers/mesa.md).
 """
 
-import os
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import pytest
 from support.layers import clear, clear_damaged, got, listed, usage_of, verified
-from support.mesa import DB_FILES, OPENCL, contents, crc, entry, fill, fill_foz, graphics, kernel, key, key_in, layer_of
+from support.mesa import DB_FILES, OPENCL, artifact, contents, crc, entry, fill, graphics, kernel, key, key_in, layer_of
 
 from cachectl.config import Limits
 from cachectl.layers.base.errors import LayerError, Refused
 from cachectl.layers.core.conformance import snapshot
-from cachectl.layers.core.entry import Artifact
 from cachectl.layers.core.finding import Severity
 from cachectl.layers.core.layer import put_many
 from cachectl.layers.mesa import entries as mesa_entries
@@ -61,6 +59,11 @@ def require_placed(root: Path, entries: Contents) -> None:
 
 def without(entries: Contents, *keys: str) -> dict[str, bytes]:
     return {name: content for name, content in entries.items() if name not in keys}
+
+
+def size_of(entries: Contents) -> int:
+    """Return the length of a data file with only these entries."""
+    return 20 + sum(len(name.rpartition("::")[2]) // 2 + 8 + len(content) for name, content in entries.items())
 
 
 @pytest.mark.parametrize("store", ["multi-file", DATABASE])
@@ -120,20 +123,19 @@ def test_entries_are_put_into_a_database_with_such_keys(widths: tuple[int, ...],
     for width in widths:
         name = key_in(DATABASE, "new", width)
         entries[name] = entry(kernel("new"))
-        layer.put(name, Artifact("mesa", name, "mesa-entry/1", entries[name]))
+        layer.put(name, artifact(name, entries[name]))
         require_placed(root, entries)
     for width in widths:
         name = key_in(DATABASE, "b", width)
         entries[name] = entry(kernel("longer " * 9))
-        layer.put(name, Artifact("mesa", name, "mesa-entry/1", entries[name]), replace=True)
+        layer.put(name, artifact(name, entries[name]), replace=True)
         # Nothing is listed twice: otherwise Mesa drops the whole file when it next makes room.
         require_placed(root, entries)
-    frames = sum(len(name.rpartition("::")[2]) // 2 + 8 + len(content) for name, content in entries.items())
-    assert (root / DB_FILES[0]).stat().st_size == 20 + frames
+    assert (root / DB_FILES[0]).stat().st_size == size_of(entries)
     assert verified(layer) == []
     # Also into an empty store, like a pull of both.
     empty = layer_of(tmp_path / "empty", DATABASE)
-    artifacts = [Artifact("mesa", name, "mesa-entry/1", content) for name, content in entries.items()]
+    artifacts = [artifact(name, content) for name, content in entries.items()]
     assert put_many(empty, artifacts) == [True for _ in artifacts]
     require_placed(tmp_path / "empty/.cache/mesa_shader_cache_db", entries)
 
@@ -145,7 +147,7 @@ def test_a_key_of_another_length_is_not_put_into_a_database(present: int, other:
     before = snapshot(root)
     name = key_in(DATABASE, "a", other)
     with pytest.raises(Refused, match="another length"):
-        layer.put(name, Artifact("mesa", name, "mesa-entry/1", entry(kernel("rk0"))))
+        layer.put(name, artifact(name, entry(kernel("rk0"))))
     assert snapshot(root) == before
 
 
@@ -165,58 +167,30 @@ def test_bytes_that_the_index_does_not_list_stay(tmp_path: Path) -> None:
     data = path.read_bytes()
     assert data.endswith(behind)
     assert between in data
-    expected = sum(
-        len(name.rpartition("::")[2]) // 2 + 8 + len(content) for name, content in without(entries, *gone).items()
-    )
-    assert len(data) == 20 + expected + len(between) + len(behind)
+    assert len(data) == size_of(without(entries, *gone)) + len(between) + len(behind)
 
 
-def unknown_width(folder: Path) -> None:
-    fill(folder, DATABASE, contents(24))
+#: The lengths of the keys in a database, and a change of its index.
+STRANGE: dict[str, tuple[tuple[int, ...], Callable[[bytes], bytes]]] = {
+    "another length": ((24,), bytes),
+    "another length between known ones": ((20, 24, 32), bytes),
+    "an entry out of place": ((20,), lambda index: index[:68] + bytes([index[68] ^ 1]) + index[69:]),
+    "longer records": (
+        (20,),
+        lambda index: b"more".join((index[:48], *(index[at : at + 28] for at in range(48, len(index), 28)), b"")),
+    ),
+    "half a record": ((20,), lambda index: index + b"half a record"),
+    "an entry listed twice": ((20,), lambda index: index + index[20:48]),
+}
 
 
-def one_of_unknown_width(folder: Path) -> None:
-    for width in (20, 24, 32):
-        fill(folder, DATABASE, {key("a", width): entry(kernel("rk0"))})
-
-
-def filled_index(folder: Path) -> Path:
-    """Fill a database; return its index."""
-    return fill(folder, DATABASE, contents()) / DB_FILES[1]
-
-
-def entry_out_of_place(folder: Path) -> None:
-    file = filled_index(folder)
-    index = bytearray(file.read_bytes())
-    index[20 + 28 + 20] ^= 1
-    file.write_bytes(index)
-
-
-def longer_records(folder: Path) -> None:
-    file = filled_index(folder)
-    index = file.read_bytes()
-    records = b"".join(index[at : at + 28] + b"\1\2\3\4" for at in range(20, len(index), 28))
-    file.write_bytes(index[:20] + records)
-
-
-def half_a_record(folder: Path) -> None:
-    with filled_index(folder).open("ab") as file:
-        file.write(b"half a record")
-
-
-def overlapping(folder: Path) -> None:
-    file = filled_index(folder)
-    index = file.read_bytes()
-    file.write_bytes(index + index[20:48])
-
-
-@pytest.mark.parametrize(
-    "make", [unknown_width, one_of_unknown_width, entry_out_of_place, longer_records, half_a_record, overlapping]
-)
-def test_a_database_that_is_not_understood_is_left_alone(make: object, tmp_path: Path) -> None:
-    (tmp_path / "home").mkdir()
-    assert callable(make)
-    make(tmp_path / "home/.cache")
+@pytest.mark.parametrize(("lengths", "change"), STRANGE.values(), ids=STRANGE)
+def test_a_database_that_is_not_understood_is_left_alone(
+    tmp_path: Path, lengths: tuple[int, ...], change: Callable[[bytes], bytes]
+) -> None:
+    for length in lengths:
+        index = fill(tmp_path / "home/.cache", DATABASE, contents(length)) / DB_FILES[1]
+    index.write_bytes(change(index.read_bytes()))
     require_refused(layer_of(tmp_path / "home", DATABASE), tmp_path / "home/.cache", key_in(DATABASE, "new"))
 
 
@@ -231,7 +205,7 @@ def test_a_single_file_with_other_names_is_left_alone(tmp_path: Path) -> None:
             data = data.replace(digits, digits + b"0123456789abcdef01234567")
         path.write_bytes(data)
     require_refused(layer, tmp_path / "home/.cache", key_in("single-file", "new"))
-    fill_foz(tmp_path / "other/.cache/mesa_shader_cache_sf", {key("b", 32)[:41]: contents()[key("b")]})
+    fill(tmp_path / "other/.cache", "single-file", {key("b", 32)[:41]: contents()[key("b")]})
     assert len(listed(layer_of(tmp_path / "other", "single-file"))) == 1
 
 
@@ -244,7 +218,7 @@ def require_refused(layer: MesaShaderCache, folder: Path, new: str) -> None:
     assert Findings(tuple(findings)).failed, "verify ends with 1"
     assert findings[0].fix.startswith("nothing: ")
     with pytest.raises(Refused, match="does not know"):
-        layer.put(new, Artifact("mesa", new, "mesa-entry/1", entry(kernel("new"))))
+        layer.put(new, artifact(new, entry(kernel("new"))))
     known = listed(layer)
     for outcome in (clear(layer), clear_damaged(layer), *(clear(layer, key=name) for name in known)):
         assert outcome.removed == 0
@@ -266,26 +240,18 @@ def test_a_database_without_its_index_is_damaged(tmp_path: Path) -> None:
     assert [path.name for path in root.rglob("*.db")] == []
 
 
-def test_a_cut_database_is_damaged_whatever_its_keys(widths: tuple[int, ...], tmp_path: Path) -> None:
+def test_a_database_that_was_cut_or_ends_with_zeros_is_damaged(widths: tuple[int, ...], tmp_path: Path) -> None:
     layer, root, entries = filled(tmp_path, DATABASE, widths)
     path = root / DB_FILES[0]
-    whole = path.read_bytes()
-    for size in (len(whole) - 1, len(whole) - len(entries[key_in(DATABASE, "h", widths[-1])]) - 1, 20):
-        os.truncate(path, size)
+    whole, last = path.read_bytes(), len(entries[key_in(DATABASE, "h", widths[-1])])
+    frame = last + widths[-1] + 8
+    for content in (whole[:-1], whole[: -last - 1], whole[:-frame] + bytes(frame), whole[:20]):
+        path.write_bytes(content)
         (finding,) = verified(layer)
         assert (finding.code, finding.severity) == ("damaged", Severity.RECOMPILES)
         assert [problem.code for problem in usage_of(layer).problems] == ["damaged"]
     clear_damaged(layer)
     assert list(root.iterdir()) == []
-
-
-def test_an_entry_of_zeros_is_damaged(widths: tuple[int, ...], tmp_path: Path) -> None:
-    layer, root, entries = filled(tmp_path, DATABASE, widths)
-    last = key_in(DATABASE, "h", widths[-1])
-    size = widths[-1] + 8 + len(entries[last])
-    path = root / DB_FILES[0]
-    path.write_bytes(path.read_bytes()[:-size] + bytes(size))
-    assert [finding.code for finding in verified(layer)] == ["damaged"]
 
 
 def test_the_checksum_decides_where_both_lengths_fit(tmp_path: Path) -> None:

@@ -11,12 +11,11 @@ from pathlib import Path
 
 import pytest
 from support.layers import clear, clear_damaged, environment_of, got, listed, on_disk, usage_of, verified
-from support.mesa import OPENCL, STORES, contents, crc, entry, fill, graphics, key, key_in, layer_of
+from support.mesa import OPENCL, STORES, artifact, contents, crc, entry, fill, graphics, key, key_in, layer_of
 
 from cachectl.config import Limits
 from cachectl.layers.base.errors import Damaged, EntryExists
 from cachectl.layers.core.conformance import snapshot
-from cachectl.layers.core.entry import Artifact
 from cachectl.layers.core.finding import Severity
 from cachectl.layers.core.layer import put_many
 from cachectl.layers.formats import zstd
@@ -132,16 +131,16 @@ def test_a_payload_is_unpacked_no_further_than_its_header_says(announced: int, m
 def test_a_different_entry_is_replaced_only_when_asked(store: str, tmp_path: Path) -> None:
     layer, _ = filled(tmp_path, store)
     name = key_in(store, "b")
-    artifact = Artifact("mesa", name, "mesa-entry/1", entry(b"\x7fELF, another"))
+    other = artifact(name, entry(b"\x7fELF, another"))
     with pytest.raises(EntryExists):
-        layer.put(name, artifact)
+        layer.put(name, other)
     assert got(layer, name).data == CONTENTS[key("b")]
-    layer.put(name, artifact, replace=True)
-    expected = {key_in(store, text): CONTENTS[key(text)] for text in "abcd"} | {name: artifact.data}
+    layer.put(name, other, replace=True)
+    expected = {key_in(store, text): CONTENTS[key(text)] for text in "abcd"} | {name: other.data}
     assert {one: got(layer, one).data for one in expected} == expected
     empty = layer_of(tmp_path / "empty", store)
-    empty.put(name, artifact)
-    assert got(empty, name).data == artifact.data
+    empty.put(name, other)
+    assert got(empty, name).data == other.data
     assert verified(layer) == verified(empty) == []
 
 
@@ -151,7 +150,7 @@ def test_entries_for_which_a_disk_has_room_are_placed_and_said_to_be(
 ) -> None:
     disk = mount("-t", "tmpfs", "-o", "size=64k", "tmpfs", on=tmp_path / "disk")
     data = {number: random.Random(number).randbytes(9000) for number in range(12)}  # noqa: S311 - repeatable
-    entries = [Artifact("mesa", key_in(larger, str(number)), "mesa-entry/1", entry(data[number])) for number in data]
+    entries = [artifact(key_in(larger, str(number)), entry(data[number])) for number in data]
     layer = layer_of(disk / "home", larger)
     results = put_many(layer, entries)
     placed = {one.key for one, result in zip(entries, results, strict=True) if result is True}

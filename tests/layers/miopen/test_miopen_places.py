@@ -57,19 +57,22 @@ def test_every_version_of_the_core_sdk_is_looked_at(monkeypatch: pytest.MonkeyPa
     assert prefixes == ["/opt/rocm", "/opt/rocm-6.2", "/opt/rocm/core-7.13", "/opt/rocm/core-7.14"]
 
 
+def with_rocm(home: Path, *site: Path) -> MIOpenKernels:
+    """Return the layer of a home with old kernels of two versions, and perhaps a library of the first."""
+    for version in ("3.1.0.b", "3.3.0.a"):
+        kernel = write(home / ".cache/miopen" / version / ("a" * 32) / "k.s.o", b"\x7fELF code")
+        os.utime(kernel, (1e9, 1e9))
+    variables = {"HOME": str(home), "ROCM_PATH": str(home / "rocm")}
+    return MIOpenKernels(Environment(variables, home=home, site=site, temporary=home / "tmp", searches_pythons=True))
+
+
 @no_miopen
 def test_no_entry_of_a_miopen_is_known_to_be_stale(tmp_path: Path) -> None:
     """A hit leaves no trace, and an unknown environment may still have the removed version."""
-    variables = {"HOME": str(tmp_path), "ROCM_PATH": str(tmp_path / "rocm")}
     rocm = write(tmp_path / "rocm/lib/libMIOpen.so.1.0", library_bytes("3.1.0.b"))
-    for version in ("3.1.0.b", "3.3.0.a"):
-        kernel = write(tmp_path / ".cache/miopen" / version / ("a" * 32) / "k.s.o", b"\x7fELF code")
-        os.utime(kernel, (1e9, 1e9))
 
     def why(*others: Path) -> dict[str, str | None]:
-        environment = Environment(variables, home=tmp_path, site=others, temporary=tmp_path / "tmp")
-        layer = MIOpenKernels(environment._replace(searches_pythons=True))
-        entries = list(layer.entries())
+        entries = list(with_rocm(tmp_path, *others).entries())
         assert {entry.stale for entry in entries} == {None}
         return {entry.details.versions["miopen"]: entry.stale_because for entry in entries}
 
@@ -89,15 +92,13 @@ def test_no_entry_of_a_miopen_is_known_to_be_stale(tmp_path: Path) -> None:
 
 def test_a_report_reads_no_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path / "rocm/lib/libMIOpen.so.1.0", library_bytes("3.1.0.b"))
-    write(tmp_path / ".cache/miopen/3.1.0.b" / ("a" * 32) / "k.s.o", b"\x7fELF code")
-    variables = {"HOME": str(tmp_path), "ROCM_PATH": str(tmp_path / "rocm")}
-    layer = MIOpenKernels(Environment(variables, home=tmp_path, temporary=tmp_path, searches_pythons=True))
+    layer = with_rocm(tmp_path)
     read: list[str] = []
     monkeypatch.setattr(releases, "read_version", read.append)
     for root in layer.roots():
         layer.store.usage(root)
     assert read == []
-    assert [entry.stale for entry in layer.entries()] == [None]
+    assert [entry.stale for entry in layer.entries()] == [None, None]
     assert [Path(path).name for path in read] == ["libMIOpen.so.1.0"]
 
 

@@ -22,12 +22,6 @@ from cachectl.layers.miopen import MIOpenSystemTuning, MIOpenTuning
 NEW = Artifact("miopen-tuning", f"{FIND}::new", "miopen-record/1", b"new=S:1,0,A")
 
 
-def folder_of(home: Path) -> Path:
-    folder = home / ".config/miopen"
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
-
-
 @pytest.fixture
 def layer(tmp_path: Path) -> MIOpenTuning:
     return MIOpenTuning(environment_of(tmp_path))
@@ -86,8 +80,7 @@ def test_locks_lie_where_every_miopen_takes_them_for_every_spelling_of_the_folde
 
 
 def test_results_in_sqlite_are_counted_and_left(tmp_path: Path, layer: MIOpenTuning) -> None:
-    path = folder_of(tmp_path) / "gfx906_60_1.1.0.udb"
-    path.write_bytes(b"SQLite format 3\0" + bytes(4080))
+    path = write(tmp_path / ".config/miopen/gfx906_60_1.1.0.udb", b"SQLite format 3\0" + bytes(4080))
     usage = usage_of(layer)
     assert (usage.entries, usage.files, usage.bytes) == (0, 1, 4096)
     assert layer.get(f"{path.name}::7::SolverA") is None
@@ -99,14 +92,14 @@ def test_a_device_without_units_and_one_of_another_maker_have_results(
     tmp_path: Path, layer: MIOpenTuning, name: str
 ) -> None:
     text = "garbage\n=x\nk=S:1,0,A\nhalf"
-    (folder_of(tmp_path) / name).write_text(text)
+    path = write(tmp_path / ".config/miopen" / name, text)
     assert (list(listed(layer)), usage_of(layer).unknown_files) == ([f"{name}::k"], 0)
     assert [(found.code, found.message.partition(":")[0]) for found in verified(layer)] == [
         *(("malformed", f"line {number}") for number in (1, 2, 4)),
         ("newline", "line 4"),
     ]
     # What no release makes is unknown.
-    (folder_of(tmp_path) / "GeForce.ufdb.txt").write_text(text)
+    path.with_name("GeForce.ufdb.txt").write_text(text)
     assert usage_of(layer).unknown_files == 1
 
 
@@ -139,8 +132,7 @@ def test_both_databases_are_switched_off_where_the_library_can(tmp_path: Path) -
 
 
 def test_damage_is_reported_line_by_line(tmp_path: Path, layer: MIOpenTuning) -> None:
-    folder = folder_of(tmp_path)
-    (folder / FIND).write_text("good=S:1,0,A\nno equals\ngood=S:2,0,A\nlast=S:1")
+    path = write(tmp_path / ".config/miopen" / FIND, "good=S:1,0,A\nno equals\ngood=S:2,0,A\nlast=S:1")
     findings = {finding.code: finding for finding in verified(layer)}
     assert {code: finding.severity.value for code, finding in findings.items()} == {
         **dict.fromkeys(("malformed", "newline"), "recompiles once"),
@@ -150,8 +142,8 @@ def test_damage_is_reported_line_by_line(tmp_path: Path, layer: MIOpenTuning) ->
     # Results of tuning are never removed as damaged.
     assert {finding.thing for finding in findings.values()} == {None}
     assert clear_damaged(layer).removed == 0
-    assert (folder / FIND).read_text().startswith("good=S:1,0,A\nno equals\n")
-    (folder / FIND).write_text("bad=S\n")
+    assert path.read_text().startswith("good=S:1,0,A\nno equals\n")
+    path.write_text("bad=S\n")
     with pytest.raises(Damaged):
         layer.get(f"{FIND}::bad")
 
