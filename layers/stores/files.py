@@ -184,16 +184,12 @@ class Files(Store):
         """Look for the tag in what has changed."""
         tree = self.tree_of(root)
         for leaf in tree.scan():
-            if (
-                isinstance(leaf, Problem)
-                or leaf.shape.sums
-                or leaf.entry.is_unknown
-                or (leaf.entry.modified or 0) < since
-            ):
+            if isinstance(leaf, Problem) or leaf.shape.sums or leaf.entry.is_unknown:
                 continue
-            match = tag.search(self.tagged_text(tree, leaf.entry) or b"")
-            if match is not None or leaf.entry.key in known:
-                yield leaf.entry, "" if match is None else match[0].decode()
+            if (leaf.entry.modified or 0) >= since:
+                match = tag.search(self.tagged_text(tree, leaf.entry) or b"")
+                if match is not None or leaf.entry.key in known:
+                    yield leaf.entry, "" if match is None else match[0].decode()
 
     def read(self, root: Root, keys: Sequence[str]) -> Mapping[str, Artifact | EntryError]:
         """Read entries one by one."""

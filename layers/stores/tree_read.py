@@ -13,7 +13,7 @@ import os
 import re
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -107,11 +107,10 @@ class Shape(NamedTuple):
 
     def misfit(self, members: Mapping[str, os.stat_result]) -> str | None:
         """Return the first path in an entry's folder, by name, that does not match; else the first special file."""
-        if (pattern := self.members) is None:
+        if self.members is None:
             return None
-        matches = pattern.fullmatch
-        wrong = [path for path, shape in members.items() if not (matches(path) and stat.S_ISREG(shape.st_mode))]
-        return min(wrong, key=lambda path: (matches(path) is not None, path), default=None)
+        special = [path for path, status in members.items() if not stat.S_ISREG(status.st_mode)]
+        return self.strange("", members) or min(special, default=None)
 
     def beside(self, names: Iterable[str]) -> dict[str, list[str]]:
         """Return the companions among the names of a folder by the name of their entry, ``""`` if that is missing."""
@@ -148,7 +147,11 @@ class Shape(NamedTuple):
         is_kind = stat.S_ISDIR if self.folders else stat.S_ISREG
         if not is_kind(status.st_mode) or (self.private and status.st_mode & 0o077):
             return False
-        if self.sizes and (_names_in(folder, name) if self.folders else status.st_size) not in self.sizes:
+        size = status.st_size
+        if self.sizes and self.folders:
+            with handles.opened(name, folder) as opened:
+                size = len(os.listdir(opened))
+        if self.sizes and size not in self.sizes:
             return False
         return self.levels[-1] is not OWN_TEMPORARY or handles.is_left_own(folder, name, status)
 
@@ -300,9 +303,8 @@ class Tree:
         status = plain.status_at(name, dir_fd=folder)
         if status is None:
             return None
-        if fitting is None:
+        if fitting is None or beside is None:
             fitting = [shape for shape in self.shapes if depth <= len(shape.levels) and shape.leads_to(parts)]
-        if beside is None:
             beside = self._beside(folder, parts)
         is_stray = name in beside.get("", ()) and stat.S_ISREG(status.st_mode)
         here = (one for one in fitting if len(one.levels) == depth and one.takes(folder, name, status))
@@ -313,7 +315,12 @@ class Tree:
             if stat.S_ISLNK(status.st_mode) and is_of_layer:
                 return self._problem(parts, "link", "a link inside the root is not followed")
             return longer
-        members, folders = _measured(folder, name, status)
+        members: handles.Statuses = {}
+        folders: handles.Statuses = {}
+        if stat.S_ISDIR(status.st_mode):
+            handles.gather(folder, name, members, folders)
+        else:
+            members[""] = status
         strange = STRANGE_NAME if shape.resembles else None
         if shape.companions is not None:
             members |= self.companions(folder, parts, beside)
@@ -382,11 +389,9 @@ class Tree:
 
     def read_file(self, key: str, path: str = "", limit: int = -1) -> bytes | None:
         """Read one file of an entry (the first ``limit`` bytes), never through a link."""
-        with self._above(f"{key}/{path}" if path else key) as (folder, name):
-            try:
-                return None if folder is None else self._read(folder, name, key, path, limit)
-            except FileNotFoundError:
-                return None
+        with self._above(f"{key}/{path}" if path else key) as (folder, name), suppress(FileNotFoundError):
+            return None if folder is None else self._read(folder, name, key, path, limit)
+        return None
 
     def _read(self, folder: int, name: str, key: str, path: str, limit: int = -1) -> bytes:
         """Read a file in an open folder; ``path`` is that in the entry."""
@@ -416,12 +421,8 @@ class Tree:
         """
         *above, name = path.split("/")
         try:
-            with self.opened() as root:
-                if root is None:
-                    yield None, name
-                else:
-                    with handles.below(root, above) as folder:
-                        yield folder, name
+            with self.opened() as root, ExitStack() as stack:
+                yield None if root is None else stack.enter_context(handles.below(root, above)), name
         except LayerError:
             raise
         except OSError as error:
@@ -443,18 +444,3 @@ class Tree:
 def entry_shape(shapes: Iterable[Shape], key: str) -> Shape | None:
     """Return the shape of the entry with a key; ``None`` if no entry can have that key."""
     return next((shape for shape in shapes if shape.is_entry and shape.accepts(key)), None)
-
-
-def _names_in(folder: int, name: str) -> int:
-    with handles.opened(name, folder) as opened:
-        return len(os.listdir(opened))
-
-
-def _measured(folder: int, name: str, status: os.stat_result) -> tuple[handles.Statuses, handles.Statuses]:
-    """Return the files and the folders of a thing by their paths. Raises :class:`OSError` if it just vanished."""
-    if not stat.S_ISDIR(status.st_mode):
-        return {"": status}, {}
-    members: handles.Statuses = {}
-    folders: handles.Statuses = {}
-    handles.gather(folder, name, members, folders)
-    return members, folders

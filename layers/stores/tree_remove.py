@@ -98,10 +98,9 @@ def _remove_from(
     freed: list[int],
     tidy: Tidy,
 ) -> str | None:
-    """Remove one thing in an open folder; return why it was kept, or ``None``.
+    """Remove one thing in an open folder; return why it was kept, or ``None``. Raises ``parent`` if it is an error.
 
-    Adds to ``moved`` what it moves into the trash, and to ``freed`` the bytes of what it deletes. Raises ``parent`` if
-    that is an error.
+    Adds to ``moved`` what it moves into the trash, and to ``freed`` the bytes of what it deletes.
     """
     if parent is None:
         return GONE

@@ -94,13 +94,12 @@ def _fill(tree: Tree, stage: int, name: str, key: str, members: Members, *, fail
         for path, content in members.items():
             *above, file = f"{name}/{path}".split("/") if path else (name,)
             # One at a time, because an entry may have more folders than a process may open.
-            with handles.made_below(stage, above) as folder:
-                handle = atomic.create(file, folder, 0o600 if shape is None else shape.mode)
-                try:
-                    atomic.write_all(handle, (content,))
-                    os.fsync(handle)
-                finally:
-                    os.close(handle)
+            with (
+                handles.made_below(stage, above) as folder,
+                open(atomic.create(file, folder, 0o600 if shape is None else shape.mode), "wb") as opened,
+            ):
+                atomic.write_all(opened.fileno(), (content,))
+                os.fsync(opened.fileno())
     except (OSError, ValueError) as error:
         failed[key] = _failure(tree, key, error)
     return key not in failed
