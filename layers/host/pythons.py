@@ -295,10 +295,8 @@ def _package_folders(parts: _Parts, environment: Environment) -> Iterator[Path]:
             if name.endswith(".pth") and not name.startswith("."):
                 _require_own(environment, site / name)
                 text = plain.read_plain(site / name, most=_LONGEST, follow=True).decode(errors="replace")
-                lines = (line.strip() for line in text.splitlines() if not line.startswith(_NO_FOLDER))
-                yield from (
-                    site / line for line in lines if line and (os.path.isabs(line) or os.path.isdir(site / line))
-                )
+                lines = filter(None, (line.strip() for line in text.splitlines() if not line.startswith(_NO_FOLDER)))
+                yield from (site / line for line in lines if os.path.isabs(line) or os.path.isdir(site / line))
 
 
 def _sites_of(prefix: Path, name: str) -> Iterator[Path]:

@@ -141,10 +141,8 @@ class Record:
         """Write the record if it has changed; do nothing if that fails, or for a hypothetical environment."""
         if self.sightings == self._written or not self.environment.searches_pythons:
             return
-        kept = sorted(self.sightings.values(), key=lambda item: (item.gone is None, item.gone or 0.0, item.path))[
-            -_MOST:
-        ]
-        document = {"sightings": [sighting._asdict() for sighting in kept]}
+        latest = sorted(self.sightings.values(), key=lambda item: (item.gone is None, item.gone or 0.0, item.path))
+        document = {"sightings": [sighting._asdict() for sighting in latest[-_MOST:]]}
         with suppress(OSError, ValueError):
             self.file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             atomic.replace_file(self.file, [documents.encode_json(document, indent=1)])
