@@ -152,8 +152,7 @@ class Record:
         """Return the latest possible time of a change of a path: now, or when its file or the folder above changed."""
         now = self.environment.clock()
         with suppress(OSError):
-            place = next(filter(os.path.exists, (path, *path.parents)))
-            return min(now, place.stat().st_ctime)
+            return min(now, plain.nearest(path).stat().st_ctime)
         return now
 
 
@@ -219,7 +218,7 @@ def _place(path: Path) -> str:
 
     Another folder of the same file system may be mounted over it, perhaps only for one program.
     """
-    folder = next(filter(os.path.exists, path.parents))
+    folder = plain.nearest(path.parent)
     device, mount = folder.stat().st_dev, processes.mount_of(folder)
     # Device numbers without a major number are assigned in the order of mounting.
     is_lasting = os.name != "posix" or os.major(device)
