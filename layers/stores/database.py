@@ -69,8 +69,8 @@ def without_companion(name: str) -> str:
 
 def sizes_of(path: Path) -> list[int]:
     """Return the bytes that a database takes on the disk, and each of the files that sqlite keeps next to it."""
-    found = (plain.status_at(companion(path, suffix), follow=True) for suffix in ("", *COMPANIONS))
-    return [handles.size_of(status) for status in found if status is not None]
+    statuses = (plain.status_at(companion(path, suffix), follow=True) for suffix in ("", *COMPANIONS))
+    return [handles.size_of(status) for status in statuses if status is not None]
 
 
 def file_stamp(path: Path) -> tuple[int, ...]:

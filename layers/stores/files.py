@@ -204,7 +204,7 @@ class Files(Store):
     def write(self, root: Root, artifacts: Sequence[Artifact], *, replace: bool = False) -> trees.Placed:
         """Check entries, then place them together."""
         results: trees.Placed = {}
-        whole: dict[str, trees.Members] = {}
+        complete: dict[str, trees.Members] = {}
         for artifact in artifacts:
             try:
                 files = files_of(self, artifact)
@@ -213,17 +213,17 @@ class Files(Store):
             except (LayerError, OSError) as error:  # noqa: PERF203 - one must not end the rest
                 results[artifact.key] = error
             else:
-                whole[artifact.key] = files
+                complete[artifact.key] = files
         try:
             # Even if all of them exist already: this repairs the index.
-            with self.changing(root) if whole else nullcontext():
+            with self.changing(root) if complete else nullcontext():
                 tree = self.tree_of(root)
-                for _, guard, keys in self.guarded(root, whole):
-                    group = {key: whole[key] for key in keys}
+                for _, guard, keys in self.guarded(root, complete):
+                    group = {key: complete[key] for key in keys}
                     results |= write_entries(tree, group, guard=guard, replace=replace, wanted=self.is_carried)
         except (LayerError, OSError) as error:
             # What was placed is unsettled.
-            for key in whole:
+            for key in complete:
                 if results.get(key, True) is True:
                     results[key] = error
         return results
