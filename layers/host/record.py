@@ -74,13 +74,10 @@ class Record:
                 is_gone = sighting.system == self.system and _has_gone(sighting)
                 self.sightings[key] = sighting._replace(gone=self._moment(Path(sighting.path)) if is_gone else None)
 
-    def of(self, product: str) -> Iterator[Sighting]:
-        """Yield the sightings of a product, including those of other systems."""
-        return (sighting for sighting in tuple(self.sightings.values()) if sighting.product == product)
-
     def here(self, product: str) -> Iterator[Sighting]:
         """Yield the sightings of a product by this system."""
-        return (sighting for sighting in self.of(product) if sighting.system == self.system)
+        wanted = (product, self.system)
+        return (each for each in tuple(self.sightings.values()) if (each.product, each.system) == wanted)
 
     def version_at(self, product: str, path: str | Path) -> str | None:
         """Return the version that was seen at a path, if its file still has the same size and time; else ``None``."""
@@ -121,8 +118,8 @@ class Record:
         ``used`` is when the entry was last used (epoch seconds), ``None`` if uses leave no trace. ``by`` describes what
         made the entry, ``made`` says whether a version did, and ``hits`` whether a version may hit it.
         """
-        for sighting in self.of(product):
-            if sighting.gone is None and hits(sighting.version):
+        for sighting in tuple(self.sightings.values()):
+            if sighting.product == product and sighting.gone is None and hits(sighting.version):
                 if sighting.system == self.system:
                     return None, None
                 return None, f"unknown: {by}, which {sighting.system.partition(' ')[0]} has at {sighting.path}"
