@@ -415,7 +415,7 @@ class Pair(TableFile):
         if top is None:
             return False
         parts = self.path.relative_to(self.root).parts[:-1]
-        folder = stack.enter_context(handles.below(top, parts, make=make))
+        folder = stack.enter_context(handles.open_below(top, parts, make=make))
         if folder is not None:
             self.top, self.folder = top, folder
         return folder is not None

@@ -58,7 +58,7 @@ class Files(Store):
     writers: tuple[str, ...] = ()
     refusals = trees.REFUSALS
     #: Files that do not make a folder an entry; ``None`` if every folder is one, even an empty one.
-    beside: ClassVar[frozenset[str] | None] = None
+    no_entry: ClassVar[frozenset[str] | None] = None
     #: Whether empty folders above removed entries are removed, because the library makes those that it needs.
     tidies: ClassVar[bool] = False
     #: Seconds without change after which no program is still writing a temporary.
@@ -335,7 +335,7 @@ def files_of(store: Files, artifact: Artifact) -> dict[str, bytes]:
 
 
 def _is_no_entry(store: Files, files: Mapping[str, object]) -> bool:
-    return store.beside is not None and files.keys() <= store.beside
+    return store.no_entry is not None and files.keys() <= store.no_entry
 
 
 def examine(store: Files, root: Root, tree: trees.Tree, leaf: trees.Leaf | Problem) -> Iterator[Finding]:

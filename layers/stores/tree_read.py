@@ -99,7 +99,7 @@ class Shape(NamedTuple):
     def strange(self, name: str, paths: Iterable[str]) -> str | None:
         """Return the first path, by name, that does not belong to the entry of this name."""
         if self.companions is not None:
-            own = {name, *self.beside((name, *paths)).get(name, ())}
+            own = {name, *self.find_companions((name, *paths)).get(name, ())}
             return min((path for path in paths if path not in own), default=None)
         pattern = self.members
         wrong = () if pattern is None else [path for path in paths if not pattern.fullmatch(path)]
@@ -112,7 +112,7 @@ class Shape(NamedTuple):
         special = [path for path, status in members.items() if not stat.S_ISREG(status.st_mode)]
         return self.strange("", members) or min(special, default=None)
 
-    def beside(self, names: Iterable[str]) -> dict[str, list[str]]:
+    def find_companions(self, names: Iterable[str]) -> dict[str, list[str]]:
         """Return the companions among the names of a folder by the name of their entry, ``""`` if that is missing."""
         matched: dict[str, list[str]] = {}
         if self.companions is not None:
@@ -252,15 +252,15 @@ class Tree:
         except OSError as error:
             yield from self._unread(above, error, shapes)
             return
-        beside = self._beside(folder, (*above, ""), names)
+        companions = self._find_companions(folder, (*above, ""), names)
         for name in names:
             fitting = [shape for shape in shapes if shape.levels[len(above)].fullmatch(name)]
             # Most names in a shared folder match nothing, and need no stat.
-            if not fitting and name not in beside.get("", ()):
+            if not fitting and name not in companions.get("", ()):
                 continue
             parts = (*above, name)
             try:
-                matched = self.recognise(folder, parts, fitting, beside)
+                matched = self.recognise(folder, parts, fitting, companions)
                 if isinstance(matched, (Leaf, Problem)):
                     yield matched
                 elif matched:
@@ -275,19 +275,19 @@ class Tree:
             except OSError as error:
                 yield from self._unread(parts, error, fitting)
 
-    def _beside(self, folder: int, parts: Sequence[str], names: Sequence[str] = ()) -> dict[str, list[str]]:
-        """Return the companions in an open folder, as :meth:`Shape.beside`, given its names or a path in it."""
+    def _find_companions(self, folder: int, parts: Sequence[str], names: Sequence[str] = ()) -> dict[str, list[str]]:
+        """Do :meth:`Shape.find_companions` for an open folder, given its names or a path in it."""
         matched: dict[str, list[str]] = {}
         for shape in self.shapes:
             if shape.companions is not None and len(shape.levels) == len(parts):
-                matched |= shape.beside(names or {parts[-1], *os.listdir(folder)})
+                matched |= shape.find_companions(names or {parts[-1], *os.listdir(folder)})
         return matched
 
     def companions(
-        self, folder: int, parts: Sequence[str], beside: Mapping[str, Sequence[str]] | None = None
+        self, folder: int, parts: Sequence[str], companions: Mapping[str, Sequence[str]] | None = None
     ) -> dict[str, os.stat_result]:
         """Return the files next to an entry in an open folder, given those of all entries there."""
-        names = (self._beside(folder, parts) if beside is None else beside).get(parts[-1], ())
+        names = (self._find_companions(folder, parts) if companions is None else companions).get(parts[-1], ())
         matched = ((file, plain.status_at(file, dir_fd=folder)) for file in names)
         return {file: status for file, status in matched if status is not None and stat.S_ISREG(status.st_mode)}
 
@@ -296,17 +296,17 @@ class Tree:
         folder: int,
         parts: Sequence[str],
         fitting: Sequence[Shape] | None = None,
-        beside: Mapping[str, Sequence[str]] | None = None,
+        companions: Mapping[str, Sequence[str]] | None = None,
     ) -> Leaf | Problem | list[Shape] | None:
         """Return the thing at a path, or its problem; for a folder above things, the shapes of what may be in it."""
         name, depth = parts[-1], len(parts)
         status = plain.status_at(name, dir_fd=folder)
         if status is None:
             return None
-        if fitting is None or beside is None:
+        if fitting is None or companions is None:
             fitting = [shape for shape in self.shapes if depth <= len(shape.levels) and shape.leads_to(parts)]
-            beside = self._beside(folder, parts)
-        is_stray = name in beside.get("", ()) and stat.S_ISREG(status.st_mode)
+            companions = self._find_companions(folder, parts)
+        is_stray = name in companions.get("", ()) and stat.S_ISREG(status.st_mode)
         here = (one for one in fitting if len(one.levels) == depth and one.takes(folder, name, status))
         shape = _STRAY if is_stray else next(here, None)
         longer = [shape for shape in fitting if len(shape.levels) > depth] if stat.S_ISDIR(status.st_mode) else []
@@ -323,7 +323,7 @@ class Tree:
             members[""] = status
         strange = STRANGE_NAME if shape.resembles else None
         if shape.companions is not None:
-            members |= self.companions(folder, parts, beside)
+            members |= self.companions(folder, parts, companions)
         elif (misfit := shape.misfit(members)) is not None:
             strange = f"holds {misfit!r}, which does not belong there; left alone"
             if not shape.is_entry or SYSTEM_NAME.fullmatch(misfit.rpartition("/")[2]):
@@ -422,7 +422,7 @@ class Tree:
         *above, name = path.split("/")
         try:
             with self.opened() as root, ExitStack() as stack:
-                yield None if root is None else stack.enter_context(handles.below(root, above)), name
+                yield None if root is None else stack.enter_context(handles.open_below(root, above)), name
         except LayerError:
             raise
         except OSError as error:

@@ -135,7 +135,7 @@ def _with_parents(root: int, entries: Iterable[Entry]) -> Iterator[tuple[Entry, 
     for above, members in groupby(entries, lambda entry: entry.key.rpartition("/")[0]):
         group = iter([*members])
         try:
-            with handles.below(root, above.split("/") if above else ()) as parent:
+            with handles.open_below(root, above.split("/") if above else ()) as parent:
                 for entry in group:
                     yield entry, parent
         except OSError as error:
@@ -147,7 +147,7 @@ def _remove_empty(root: int, keys: Sequence[str], freed: list[int]) -> None:
     """Remove the empty folders above some keys, and add their bytes to ``freed``."""
     parents = {tuple(key.split("/")[:depth]) for key in keys for depth in range(1, key.count("/") + 1)}
     for *above, name in sorted(parents, key=len, reverse=True):
-        with suppress(OSError), handles.below(root, above) as folder:
+        with suppress(OSError), handles.open_below(root, above) as folder:
             if folder is not None:
                 _removed_empty(folder, name, freed)
 

@@ -76,13 +76,13 @@ def _place(tree: Tree, entries: Mapping[str, Members], outcome: Placed, guard: G
         parents = sorted({tuple(key.split("/")[:-1]) for key in staged})
         # A guard may lock a file in one of these.
         for parts in parents:
-            with suppress(OSError), handles.made_below(root, parts):
+            with suppress(OSError), handles.make_below(root, parts):
                 pass
         with guard(root):
             for key in staged:
                 outcome[key] = _move_in(tree, root, stage, names[key], key, replace=replace) or True
         for parts in parents:
-            with handles.below(root, parts) as parent:
+            with handles.open_below(root, parts) as parent:
                 if parent is not None:
                     os.fsync(parent)
 
@@ -95,7 +95,7 @@ def _fill(tree: Tree, stage: int, name: str, key: str, members: Members, *, fail
             *above, file = f"{name}/{path}".split("/") if path else (name,)
             # One at a time, because an entry may have more folders than a process may open.
             with (
-                handles.made_below(stage, above) as folder,
+                handles.make_below(stage, above) as folder,
                 open(atomic.create(file, folder, 0o600 if shape is None else shape.mode), "wb") as opened,
             ):
                 atomic.write_all(opened.fileno(), (content,))
@@ -120,7 +120,7 @@ def _move_in(tree: Tree, root: int, stage: int, staged: str, key: str, *, replac
     parts = key.split("/")
     for tries_left in reversed(range(_TRIES)):
         try:
-            with handles.made_below(root, parts[:-1]) as parent:
+            with handles.make_below(root, parts[:-1]) as parent:
                 wrong = ""
                 if plain.status_at(parts[-1], dir_fd=parent) is None:
                     if tree.companions(parent, parts):
