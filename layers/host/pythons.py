@@ -55,7 +55,7 @@ class Python(NamedTuple):
 
     path: Path
     version: str
-    installed: Callable[[str], str | None]
+    installed: Callable[[str], str | None] = lambda _: None
     reason: str | None = None
     folders: tuple[str, ...] = ()
 
@@ -174,7 +174,7 @@ def look(path: Path, environment: Environment) -> Python | None:
     if not os.path.exists(path):
         sightings = record_of(environment).here(PRODUCT)
         before = (sighting for sighting in sightings if sighting.path == str(path) and sighting.gone is None)
-        return next((Python(path, seen.version, lambda _: None, "it is not mounted here") for seen in before), None)
+        return next((Python(path, seen.version, reason="it is not mounted here") for seen in before), None)
     version = ""
     try:
         if plain.read_plain(path, limit=2, follow=True) == b"#!":
@@ -185,8 +185,7 @@ def look(path: Path, environment: Environment) -> Python | None:
         folders = tuple(dict.fromkeys(map(str, _package_folders(parts, environment))))
         _require_own(environment, *(Path(folder) for folder in folders if os.path.isdir(folder)))
     except (OSError, ValueError) as error:
-        reason = reason_of(error) if isinstance(error, OSError) else str(error)
-        return Python(path, version, lambda _: None, reason)
+        return Python(path, version, reason=reason_of(error) if isinstance(error, OSError) else str(error))
     return Python(path, version, lambda name: distributions.version_in(folders, name), folders=folders)
 
 

@@ -14,7 +14,7 @@ from typing import ClassVar
 from cachectl.layers.base import processes
 from cachectl.layers.base.errors import Damaged, LayerError, UnknownFormat, Unreachable, not_a_key, reason_of
 from cachectl.layers.base.lazy import regex
-from cachectl.layers.core.entry import Artifact, Entry, Found, Note, Problem, orphan
+from cachectl.layers.core.entry import Artifact, Entry, Found, Note, Problem, Usage, orphan
 from cachectl.layers.core.finding import FAILS, RECOMPILES, Finding, Hazard
 from cachectl.layers.core.plan import Outcome
 from cachectl.layers.core.root import Root
@@ -157,8 +157,10 @@ class Files(Store):
             self.environment.step()
             if isinstance(leaf, Problem):
                 yield leaf
+            elif leaf.shape.sums and not leaf.entry.is_unknown:
+                yield Usage(files=leaf.entry.files, bytes=leaf.entry.bytes)
             elif not leaf.is_entry:
-                yield leaf.found
+                yield leaf.entry
             elif _is_no_entry(self, leaf.members):
                 reason = "a build that failed" if leaf.members else "an empty program folder"
                 yield orphan(leaf.entry, reason)

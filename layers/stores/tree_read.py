@@ -21,7 +21,7 @@ from cachectl.layers.base.errors import LayerError, Unreachable
 from cachectl.layers.base.lazy import regex
 from cachectl.layers.base.limits import LARGEST_ENTRY
 from cachectl.layers.base.text import printable, too_large
-from cachectl.layers.core.entry import Entry, Problem, Usage, orphan, unknown
+from cachectl.layers.core.entry import Entry, Problem, orphan, unknown
 from cachectl.layers.core.store import EntryError
 from cachectl.layers.core.switch import Ability
 from cachectl.layers.disk import atomic, handles, plain
@@ -193,13 +193,6 @@ class Leaf(NamedTuple):
         """Return the bytes that the deletion of each file and folder frees; none for a file with another hard link."""
         sizes = {path: handles.size_of(shape) * (shape.st_nlink == 1) for path, shape in self.members.items()}
         return sizes | {path: handles.size_of(shape) for path, shape in self.folders.items()}
-
-    @property
-    def found(self) -> Entry | Usage:
-        """Return what a scan yields for it."""
-        entry = self.entry
-        is_sum = self.shape.sums and not entry.is_unknown
-        return Usage(files=entry.files, bytes=entry.bytes) if is_sum else entry
 
     def as_unknown(self, because: str | None) -> Leaf:
         """Return it as one of an unknown format; unchanged if there is no reason for that."""
