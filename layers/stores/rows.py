@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import quote
 
+from cachectl.layers.base.environment import LOCK_TIMEOUT
 from cachectl.layers.base.errors import (
     Busy,
     Damaged,
@@ -93,7 +94,9 @@ class Schema(NamedTuple):
 class RowFile(TableFile):
     """One sqlite file of one schema. Locks are awaited ``lock_timeout`` seconds; ``shared`` trusts other writers."""
 
-    def __init__(self, layer: str, path: Path, schema: Schema, lock_timeout: float, *, shared: bool = False) -> None:
+    def __init__(
+        self, layer: str, path: Path, schema: Schema, lock_timeout: float = LOCK_TIMEOUT, *, shared: bool = False
+    ) -> None:
         super().__init__(layer, path)
         self.schema = schema
         self.lock_timeout = lock_timeout

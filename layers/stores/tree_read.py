@@ -107,10 +107,11 @@ class Shape(NamedTuple):
 
     def misfit(self, members: Mapping[str, os.stat_result]) -> str | None:
         """Return the first path in an entry's folder, by name, that does not match; else the first special file."""
-        if self.members is None:
+        if (pattern := self.members) is None:
             return None
-        special = [path for path, status in members.items() if not stat.S_ISREG(status.st_mode)]
-        return self.strange("", members) or min(special, default=None)
+        matches = pattern.fullmatch
+        wrong = [path for path, status in members.items() if not (matches(path) and stat.S_ISREG(status.st_mode))]
+        return min(wrong, key=lambda path: (matches(path) is not None, path), default=None)
 
     def find_companions(self, names: Iterable[str]) -> dict[str, list[str]]:
         """Return the companions among the names of a folder by the name of their entry, ``""`` if that is missing."""

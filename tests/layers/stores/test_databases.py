@@ -277,7 +277,7 @@ def test_a_file_that_others_can_write_is_changed_only_if_they_are_trusted(open_f
         with pytest.raises(Unreachable, match="--shared if you trust them"):
             use()
     assert path.read_bytes() == before
-    trusting = RowFile("pytools", path, SCHEMA, 5.0, shared=True)
+    trusting = RowFile("pytools", path, SCHEMA, shared=True)
     assert len(trusting.delete(trusting.rows())) == 20
 
 
