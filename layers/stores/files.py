@@ -320,18 +320,13 @@ def files_of(store: Files, artifact: Artifact) -> dict[str, bytes]:
     if shape is None:
         raise not_a_key(store.name, key)
     try:
-        files = archive.unpack(artifact.data) if shape.is_packed else {"": artifact.data}
+        files = archive.unpack(artifact.data) if shape.folders else {"": artifact.data}
     except ValueError as error:
         raise Damaged(store.name, f"not the tar of an entry: {error}", key) from error
-    name, wrong = key.rpartition("/")[2], None
-    if (strange := shape.strange(name, files)) is not None:
-        wrong = f"{strange!r} does not belong to an entry"
-    elif shape.companions is not None and name not in files:
-        wrong = f"lacks the file {name!r}"
-    elif _is_no_entry(store, files):
-        wrong = "the artifact holds no program"
-    if wrong is not None:
-        raise Damaged(store.name, wrong, key)
+    if (strange := shape.strange(files)) is not None:
+        raise Damaged(store.name, f"{strange!r} does not belong to an entry", key)
+    if _is_no_entry(store, files):
+        raise Damaged(store.name, "the artifact holds no program", key)
     Files.require_whole(store, key, files, key)
     return files
 

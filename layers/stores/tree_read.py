@@ -55,10 +55,6 @@ class Shape(NamedTuple):
     Every file in a folder must match ``members`` (``None``: anything); a folder with another file is left alone.
     Without the files in ``first`` a folder is a miss to the library: they are removed first if it cannot be renamed.
 
-    If an entry is a file with others next to it, their names match ``companions``, and the first group of that pattern
-    matches the same text as the first group of the entry's own. Without the entry's own file the library finds none of
-    them: it is placed last and removed first.
-
     Things with a ``because`` are orphans, such as leaked temporaries; ``idle_only`` says that a live process may still
     be writing one. ``sizes`` lists the bytes that a file, or the number of names that a folder, may have. ``private``
     accepts only what no other user may read, as ``mkstemp`` makes it. ``sums`` marks files of the cache as a whole.
@@ -71,7 +67,6 @@ class Shape(NamedTuple):
     folders: bool = False
     members: re.Pattern[str] | None = None
     first: tuple[str, ...] = ()
-    companions: re.Pattern[str] | None = None
     because: str | None = None
     idle_only: bool = True
     sizes: tuple[int, ...] = ()
@@ -87,20 +82,12 @@ class Shape(NamedTuple):
         return os.rename if self.folders else atomic.place_new
 
     @property
-    def is_packed(self) -> bool:
-        """Return whether an entry may have several files, so that its bytes are a tar of them."""
-        return self.folders or self.companions is not None
-
-    @property
     def is_entry(self) -> bool:
         """Return whether things of this shape are entries."""
         return self.because is None and not self.sums and not self.resembles
 
-    def strange(self, name: str, paths: Iterable[str]) -> str | None:
-        """Return the first path, by name, that does not belong to the entry of this name."""
-        if self.companions is not None:
-            own = {name, *self.find_companions((name, *paths)).get(name, ())}
-            return min((path for path in paths if path not in own), default=None)
+    def strange(self, paths: Iterable[str]) -> str | None:
+        """Return the first path in an entry's folder, by name, that does not match."""
         pattern = self.members
         wrong = () if pattern is None else [path for path in paths if not pattern.fullmatch(path)]
         return min(wrong, default=None)
@@ -113,17 +100,6 @@ class Shape(NamedTuple):
         wrong = [path for path, status in members.items() if not (matches(path) and stat.S_ISREG(status.st_mode))]
         return min(wrong, key=lambda path: (matches(path) is not None, path), default=None)
 
-    def find_companions(self, names: Iterable[str]) -> dict[str, list[str]]:
-        """Return the companions among the names of a folder by the name of their entry, ``""`` if that is missing."""
-        matched: dict[str, list[str]] = {}
-        if self.companions is not None:
-            own = {name: match[1] for name in sorted(names) if (match := self.levels[-1].fullmatch(name)) is not None}
-            entries = {group: name for name, group in own.items()}
-            for name in sorted(names):
-                if name not in own and (match := self.companions.fullmatch(name)) is not None:
-                    matched.setdefault(entries.get(match[1], ""), []).append(name)
-        return matched
-
     def accepts(self, key: str) -> bool:
         """Return whether a key has this shape."""
         parts = key.split("/")
@@ -134,12 +110,8 @@ class Shape(NamedTuple):
         return all(pattern.fullmatch(part) for pattern, part in zip(self.levels, parts, strict=False))
 
     def owns(self, parts: Sequence[str]) -> bool:
-        """Return whether a path, by its name, is a thing of this shape, its companion, above it or in it."""
-        if self.leads_to(parts) and (self.folders or len(parts) <= len(self.levels)):
-            return True
-        if self.companions is None or len(parts) != len(self.levels):
-            return False
-        return self.leads_to(parts[:-1]) and self.companions.fullmatch(parts[-1]) is not None
+        """Return whether a path, by its name, is a thing of this shape, above it or in it."""
+        return self.leads_to(parts) and (self.folders or len(parts) <= len(self.levels))
 
     def takes(self, folder: int, name: str, status: os.stat_result) -> bool:
         """Return whether a thing in an open folder, whose name matches, has this shape."""
@@ -158,7 +130,6 @@ class Shape(NamedTuple):
 
 
 OWN = Shape((OWN_TEMPORARY,), folders=True, because="left by an interrupted cachectl", idle_only=False)
-_STRAY = Shape((), because="a file of an entry that is missing")
 _ABOVE = Shape((), sums=True)
 #: Names that systems and users give to files in any folder.
 SYSTEM_NAME = regex(r"\.nfs.*|\.DS_Store|CACHEDIR\.TAG|lost\+found|README.*", re.DOTALL)
@@ -246,15 +217,14 @@ class Tree:
         except OSError as error:
             yield from self._unread(above, error, shapes)
             return
-        companions = self._find_companions(folder, (*above, ""), names)
         for name in names:
             fitting = [shape for shape in shapes if shape.levels[len(above)].fullmatch(name)]
             # Most names in a shared folder match nothing, and need no stat.
-            if not fitting and name not in companions.get("", ()):
+            if not fitting:
                 continue
             parts = (*above, name)
             try:
-                matched = self.recognise(folder, parts, fitting, companions)
+                matched = self.recognise(folder, parts, fitting)
                 if isinstance(matched, (Leaf, Problem)):
                     yield matched
                 elif matched:
@@ -269,40 +239,18 @@ class Tree:
             except OSError as error:
                 yield from self._unread(parts, error, fitting)
 
-    def _find_companions(self, folder: int, parts: Sequence[str], names: Sequence[str] = ()) -> dict[str, list[str]]:
-        """Do :meth:`Shape.find_companions` for an open folder, given its names or a path in it."""
-        matched: dict[str, list[str]] = {}
-        for shape in self.shapes:
-            if shape.companions is not None and len(shape.levels) == len(parts):
-                matched |= shape.find_companions(names or {parts[-1], *os.listdir(folder)})
-        return matched
-
-    def companions(
-        self, folder: int, parts: Sequence[str], companions: Mapping[str, Sequence[str]] | None = None
-    ) -> dict[str, os.stat_result]:
-        """Return the files next to an entry in an open folder, given those of all entries there."""
-        names = (self._find_companions(folder, parts) if companions is None else companions).get(parts[-1], ())
-        matched = ((file, plain.status_at(file, dir_fd=folder)) for file in names)
-        return {file: status for file, status in matched if status is not None and stat.S_ISREG(status.st_mode)}
-
     def recognise(
-        self,
-        folder: int,
-        parts: Sequence[str],
-        fitting: Sequence[Shape] | None = None,
-        companions: Mapping[str, Sequence[str]] | None = None,
+        self, folder: int, parts: Sequence[str], fitting: Sequence[Shape] | None = None
     ) -> Leaf | Problem | list[Shape] | None:
         """Return the thing at a path, or its problem; for a folder above things, the shapes of what may be in it."""
         name, depth = parts[-1], len(parts)
         status = plain.status_at(name, dir_fd=folder)
         if status is None:
             return None
-        if fitting is None or companions is None:
+        if fitting is None:
             fitting = [shape for shape in self.shapes if depth <= len(shape.levels) and shape.leads_to(parts)]
-            companions = self._find_companions(folder, parts)
-        is_stray = name in companions.get("", ()) and stat.S_ISREG(status.st_mode)
         here = (one for one in fitting if len(one.levels) == depth and one.takes(folder, name, status))
-        shape = _STRAY if is_stray else next(here, None)
+        shape = next(here, None)
         longer = [shape for shape in fitting if len(shape.levels) > depth] if stat.S_ISDIR(status.st_mode) else []
         if shape is None or (shape.resembles and not all(shape.resembles for shape in longer)):
             is_of_layer = any(shape.because is None and not shape.resembles for shape in fitting)
@@ -316,9 +264,7 @@ class Tree:
         else:
             members[""] = status
         strange = STRANGE_NAME if shape.resembles else None
-        if shape.companions is not None:
-            members |= self.companions(folder, parts, companions)
-        elif (misfit := shape.misfit(members)) is not None:
+        if (misfit := shape.misfit(members)) is not None:
             strange = f"holds {misfit!r}, which does not belong there; left alone"
             if not shape.is_entry or SYSTEM_NAME.fullmatch(misfit.rpartition("/")[2]):
                 return self._problem(parts, "unrecognised", strange)
@@ -362,24 +308,19 @@ class Tree:
             status = None if parent is None else plain.status_at(name, dir_fd=parent)
             if parent is None or status is None or not shape.takes(parent, name, status):
                 return None
-            own = "" if shape.companions is None else name
             total = 0
             try:
-                for file in (name, *self.companions(parent, key.split("/"))):
-                    for folder, child, path in handles.walk(parent, file):
-                        paths.append(path or (own and file))
-                        if wanted is None or wanted(paths[-1]):
-                            content = self._read(folder, child, key, path)
-                            total += len(content)
-                            contents[paths[-1]] = content
-                        if total > LARGEST_ENTRY:
-                            raise OSError(errno.EFBIG, too_large(total, LARGEST_ENTRY), name)
-                # If a file vanished meanwhile, the entry is being replaced: return a miss, not half an entry.
-                if own and os.stat(name, dir_fd=parent, follow_symlinks=False).st_mtime_ns != status.st_mtime_ns:
-                    return None
+                for folder, child, path in handles.walk(parent, name):
+                    paths.append(path)
+                    if wanted is None or wanted(path):
+                        contents[path] = self._read(folder, child, key, path)
+                        total += len(contents[path])
+                    if total > LARGEST_ENTRY:
+                        raise OSError(errno.EFBIG, too_large(total, LARGEST_ENTRY), name)
             except FileNotFoundError:
+                # The entry is being replaced: return a miss, not half an entry.
                 return None
-        return contents if shape.strange(name, paths) is None else None
+        return contents if shape.strange(paths) is None else None
 
     def read_file(self, key: str, path: str = "", limit: int = -1) -> bytes | None:
         """Read one file of an entry (the first ``limit`` bytes), never through a link."""

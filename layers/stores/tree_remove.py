@@ -123,10 +123,6 @@ def _remove_from(
             moved.append((place, leaf.frees))
     else:
         atomic.delete(parent, name, freed, first=shape.first)
-        for file in filter(None, leaf.members if shape.companions is not None else ()):
-            # A file that remains is an orphan now.
-            with suppress(OSError):
-                atomic.delete(parent, file, freed)
     return None
 
 
