@@ -52,11 +52,6 @@ def _listing(folder: str, beginnings: tuple[str, ...], changed: int) -> tuple[st
     return tuple(sorted(name for name in os.listdir(folder) if name.startswith(beginnings or "")))
 
 
-def version_of(distribution: str) -> str | None:
-    """Return the version of a distribution, ``None`` if it is not installed."""
-    return version_in(sys.path, distribution)
-
-
 def version_in(folders: Iterable[str], distribution: str) -> str | None:
     """Return the version of a distribution in the first folder of packages that has it, if any."""
     versions = (_version_in(folder, normal(distribution)) for folder in folders)

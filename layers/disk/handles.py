@@ -69,14 +69,14 @@ def opened(name: str, handle: int | None = None) -> Iterator[int]:
 
 
 @contextmanager
-def below(handle: int, parts: Sequence[str], *, make: bool = False) -> Iterator[int | None]:
+def open_below(handle: int, parts: Sequence[str], *, make: bool = False) -> Iterator[int | None]:
     """Open a folder below a handle for a block, component by component; ``None`` if one is missing or a link.
 
     Raises :class:`OSError` if that cannot be determined, or if a folder cannot be made.
     """
     with ExitStack() as stack:
         try:
-            folder = stack.enter_context(made_below(handle, parts, make=make))
+            folder = stack.enter_context(make_below(handle, parts, make=make))
         except OSError as error:
             if make or not (plain.means_absent(error) or error.errno == errno.ELOOP):
                 raise
@@ -85,7 +85,7 @@ def below(handle: int, parts: Sequence[str], *, make: bool = False) -> Iterator[
 
 
 @contextmanager
-def made_below(handle: int, parts: Sequence[str], *, make: bool = True) -> Iterator[int]:
+def make_below(handle: int, parts: Sequence[str], *, make: bool = True) -> Iterator[int]:
     """Open a folder below a handle for a block, making missing folders. Raises :class:`OSError`."""
     with ExitStack() as stack:
         for part in parts:

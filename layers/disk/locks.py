@@ -5,26 +5,20 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from cachectl.layers.base import processes
-from cachectl.layers.base.environment import LOCK_TIMEOUT, Environment, node, user_name
+from cachectl.layers.base.environment import Environment, node, user_name
 from cachectl.layers.base.errors import Busy, Unreachable
 from cachectl.layers.disk import handles, plain
 from cachectl.layers.disk.atomic import create, remove_file
 
 #: The process namespace of the machine, not of a container: ``PROC_PID_INIT_INO`` in the kernel's ``proc_ns.h``.
 _FIRST_NAMESPACE = "/pid:[4026531836]"
-
-
-def require(layer: str, path: Path, take: Callable[[], bool], seconds: float) -> None:
-    """Wait for a lock on a file. Raises :class:`Busy`."""
-    if not handles.wait_until(take, seconds):
-        raise busy(layer, seconds, path)
 
 
 def busy(layer: str, seconds: float, path: Path, *related: Path, advice: str = "", pids: tuple[int, ...] = ()) -> Busy:
@@ -35,28 +29,26 @@ def busy(layer: str, seconds: float, path: Path, *related: Path, advice: str = "
 
 
 @contextmanager
-def record_lock(layer: str, path: Path, *, folder: int, lock_timeout: float = LOCK_TIMEOUT) -> Iterator[int]:
+def record_lock(layer: str, path: Path, *, folder: int, lock_timeout: float) -> Iterator[int]:
     """Hold a POSIX record lock on an entire plain file; yield the open file's descriptor.
 
     The file is opened or created in the open ``folder``, even if its path now leads elsewhere. The CUDA driver and
     MIOpen use such locks, which ``flock`` would not exclude. Raises :class:`Busy` after ``lock_timeout`` seconds, and
     :class:`Unreachable` if the file cannot be opened or is not a plain file.
     """
-    try:
-        handle = plain.open_plain(path.name, dir_fd=folder, flags=os.O_RDWR | os.O_CREAT)
-    except OSError as error:
-        raise Unreachable(layer, f"cannot open: {error.strerror}", path) from error
-    try:
-        require(layer, path, partial(handles.try_record_lock, handle), lock_timeout)
+    with ExitStack() as stack:
+        try:
+            opened = plain.opened_locked(path.name, dir_fd=folder, flags=os.O_RDWR | os.O_CREAT)
+            handle = stack.enter_context(opened)
+        except OSError as error:
+            raise Unreachable(layer, f"cannot open: {error.strerror}", path) from error
+        if not handles.wait_until(partial(handles.try_record_lock, handle), lock_timeout):
+            raise busy(layer, lock_timeout, path)
         yield handle
-    finally:
-        plain.release(handle)
 
 
 @contextmanager
-def file_lock(
-    layer: str, path: Path, *, folder: int | None = None, lock_timeout: float = LOCK_TIMEOUT
-) -> Iterator[int | None]:
+def file_lock(layer: str, path: Path, *, folder: int | None = None, lock_timeout: float) -> Iterator[int | None]:
     """Hold ``flock`` on a plain file, as Intel's driver does; yield its descriptor, ``None`` if there is no such file.
 
     The file is opened in the open ``folder``, if given. If it was replaced during the wait, the new one is locked
@@ -64,20 +56,20 @@ def file_lock(
     """
     name = path if folder is None else path.name
     while True:
-        try:
-            handle = plain.open_plain(name, dir_fd=folder, flags=os.O_RDWR)
-        except FileNotFoundError:
-            yield None
-            return
-        except OSError as error:
-            raise Unreachable(layer, f"cannot open: {error.strerror}", path) from error
-        try:
-            require(layer, path, partial(handles.try_flock, handle), lock_timeout)
+        with ExitStack() as stack:
+            try:
+                handle = plain.open_plain(name, dir_fd=folder, flags=os.O_RDWR)
+            except FileNotFoundError:
+                yield None
+                return
+            except OSError as error:
+                raise Unreachable(layer, f"cannot open: {error.strerror}", path) from error
+            stack.callback(os.close, handle)
+            if not handles.wait_until(partial(handles.try_flock, handle), lock_timeout):
+                raise busy(layer, lock_timeout, path)
             if handles.is_same_file(name, handle, dir_fd=folder):
                 yield handle
                 return
-        finally:
-            os.close(handle)
 
 
 # ---------------------------------------------------------------------- locks that exist while they are held
@@ -99,19 +91,16 @@ def custody_of(environment: Environment, path: Path, waits: float, *, folder: in
     The holder keeps it open for writing. cachectl also holds ``flock`` on its own, which shows its state at any age.
     Raises :class:`OSError`.
     """
-    handle = plain.open_plain(path.name, dir_fd=folder)
-    try:
-        status, match = os.fstat(handle), re.fullmatch(rb"(?:cachectl \d+ (.*)\n)?", os.read(handle, 300))
+    with open(plain.open_plain(path.name, dir_fd=folder), "rb") as file:
+        status, match = os.fstat(file.fileno()), re.fullmatch(rb"(?:cachectl \d+ (.*)\n)?", file.read(300))
         if match is None:
             return Custody(reason="its content is not that of a lock")
-        if match[1] == os.fsencode(node()) and handles.take_flock(handle):
+        if match[1] == os.fsencode(node()) and handles.take_flock(file.fileno()):
             return ABANDONED
         if environment.clock() - status.st_mtime <= waits:
             return Custody(reason=f"it is not older than {waits:g} s, for which its library waits")
         writers, hidden = processes.writers_of(status, environment.processes)
-        is_open = handles.is_written_elsewhere(handle)
-    finally:
-        os.close(handle)
+        is_open = handles.is_written_elsewhere(file.fileno())
     kind, reason = processes.mount_of(path, mounts=environment.mounts).kind, ""
     if kind not in processes.LOCAL:
         reason = f"it is on {kind or 'an unknown file system'}, and a program on another machine may hold it"

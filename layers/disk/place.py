@@ -140,9 +140,7 @@ def _closed(path: Path, nearest: Path, home: Path) -> Obstacle | None:
     if hasattr(os, "pathconf") and max(map(len, names), default=0) > os.pathconf(nearest, "PC_NAME_MAX"):
         return Obstacle("closed", use, path, f"cannot be created: {os.strerror(errno.ENAMETOOLONG)}")
     if not is_writable(nearest):
-        closed = trust.closed_by_another(nearest, home)
-        message = f"{state} not writable by you{closed.owner}"
-        return Obstacle("closed", use, nearest, message, closed.command or _opened(nearest))
+        return _not_writable(use, nearest, home, state)
     if (reason := _try(nearest)) is not None:
         return Obstacle("closed", use, nearest, f"{state} closed: no file can be created there ({reason})")
     return None
@@ -171,11 +169,9 @@ def _closed_within(path: Path, file: Path, uses: Collection[Use], home: Path) ->
     if not os.path.exists(file):
         return None
     if not is_writable(file):
-        closed = trust.closed_by_another(file, home)
-        message = f"has {file.relative_to(path)}, which is not writable by you{closed.owner}"
         is_opened = file.is_file() and os.access(file, os.R_OK) and not file.name.endswith(_JOURNAL)
         use = Use.OPEN if Use.OPEN in uses and not is_opened else Use.CHANGE
-        return Obstacle("closed", use, file, message, closed.command or _opened(file))
+        return _not_writable(use, file, home, f"has {file.relative_to(path)}, which is")
     uid = file.stat().st_uid
     if Use.OWN not in uses or not file.is_file() or not hasattr(os, "geteuid") or os.geteuid() in (0, uid):
         return None
@@ -203,11 +199,12 @@ def is_writable(place: Path) -> bool:
     return os.access(place, wanted, effective_ids=os.access in os.supports_effective_ids)
 
 
-def _opened(place: Path) -> str:
-    """Return the command that makes a file or folder of this user writable; empty for other users' files."""
-    status = place.stat()
+def _not_writable(use: Use, place: Path, home: Path, beginning: str) -> Obstacle:
+    """Return the obstacle that this user cannot write to a file or folder, with the command that changes that."""
+    closed, status = trust.closed_by_another(place, home), place.stat()
     is_own = hasattr(os, "geteuid") and status.st_uid == os.geteuid() and not status.st_mode & stat.S_IWUSR
-    return f"chmod u+w {shlex.quote(str(place))}" if is_own else ""
+    command = closed.command or (f"chmod u+w {shlex.quote(str(place))}" if is_own else "")
+    return Obstacle("closed", use, place, f"{beginning} not writable by you{closed.owner}", command)
 
 
 def _open_to_others(path: Path, nearest: Path) -> Iterator[Obstacle]:

@@ -10,7 +10,8 @@ import errno
 import os
 import stat
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from cachectl.layers.base.limits import LARGEST_ENTRY
@@ -100,32 +101,36 @@ def plain_status(path: Path) -> os.stat_result:
 _PARKED: list[int] = []
 
 
-def borrow(path: str | Path) -> int:
-    """Open a plain file that programs lock, for reading; :func:`release` closes it.
+@contextmanager
+def opened_locked(path: str | Path, *, dir_fd: int | None = None, flags: int = os.O_RDONLY) -> Iterator[int]:
+    """Open a plain file that programs lock, for a block; close it once this process no longer has it open elsewhere.
 
-    A descriptor that could not be closed yet is reused, so that there is at most one per file.
+    Closing any descriptor of a file drops all POSIX locks of the process on it, such as those of sqlite, the CUDA
+    driver or MIOpen if cachectl runs in their process. A reader reuses a descriptor that could not be closed yet, so
+    that there is at most one per file; its position is undefined.
     """
+    handle = _unpark(path) if flags == os.O_RDONLY else None
+    if handle is None:
+        handle = open_plain(path, dir_fd=dir_fd, flags=flags)
+    try:
+        yield handle
+    finally:
+        _PARKED.append(handle)
+        for parked in _PARKED[:]:
+            # A file that cannot be identified stays open.
+            with suppress(ValueError, OSError):
+                if not _open_otherwise(parked):
+                    _PARKED.remove(parked)
+                    os.close(parked)
+
+
+def _unpark(path: str | Path) -> int | None:
     for parked in _PARKED[:]:
         with suppress(OSError, ValueError):
             if os.path.samestat(os.fstat(parked), os.lstat(path)):
                 _PARKED.remove(parked)
                 return parked
-    return open_plain(path)
-
-
-def release(handle: int) -> None:
-    """Close a descriptor of a file that programs lock, once this process no longer has that file open elsewhere.
-
-    Closing any descriptor of a file drops all POSIX locks of the process on it, such as those of sqlite, the CUDA
-    driver or MIOpen if cachectl runs in their process.
-    """
-    _PARKED.append(handle)
-    for parked in _PARKED[:]:
-        # A file that cannot be identified stays open.
-        with suppress(ValueError, OSError):
-            if not _open_otherwise(parked):
-                _PARKED.remove(parked)
-                os.close(parked)
+    return None
 
 
 def _open_otherwise(handle: int) -> bool:
@@ -143,11 +148,8 @@ def _open_otherwise(handle: int) -> bool:
 
 def read_locked(path: str | Path, *, limit: int = -1) -> bytes:
     """Read a plain file that programs lock without dropping locks of this process. Raises like :func:`read_plain`."""
-    handle = borrow(path)
-    try:
+    with opened_locked(path) as handle:
         return _read_all(handle, path, limit)
-    finally:
-        release(handle)
 
 
 def read_installed(path: str | Path) -> bytes:

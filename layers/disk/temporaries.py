@@ -103,43 +103,38 @@ def temporary_folder(environment: Environment, notice: Callable[[str], None] = l
         yield folder
 
 
-def _abandoned_in(parent: Path, environment: Environment) -> Iterator[Path]:
-    """Yield the abandoned temporary folders in a private folder, including those of which only a lock file is left.
+def _abandoned(environment: Environment, parents: Iterable[Path]) -> Iterator[Path]:
+    """Yield the abandoned temporary folders in private folders, including those of which only a lock file is left.
 
     Each is locked while the caller handles it. Yields nothing on a platform that does not show its processes.
     """
-    names: set[str] = set()
-    with suppress(OSError):
-        names = {own for name in os.listdir(parent) if _NAME.fullmatch(own := name.removesuffix(_LOCK))}
-    is_shared = bool(names) and processes.network_file_system(environment, parent) is not None
-    for folder in map(parent.joinpath, sorted(names)):
-        with _taken(_lock_of(folder)) as owner:
-            if owner is None or (is_shared and owner.host != node()):
-                continue
-            start = processes.start_of(owner.pid, environment.processes)
-            is_running = owner.start is not None and owner.start == start
-            if not is_running and processes.mentioning(folder, environment.processes) is False:
-                yield folder
+    for parent in parents:
+        names: set[str] = set()
+        with suppress(OSError):
+            names = {own for name in os.listdir(parent) if _NAME.fullmatch(own := name.removesuffix(_LOCK))}
+        is_shared = bool(names) and processes.network_file_system(environment, parent) is not None
+        for folder in map(parent.joinpath, sorted(names)):
+            with _taken(_lock_of(folder)) as owner:
+                if owner is None or (is_shared and owner.host != node()):
+                    continue
+                start = processes.start_of(owner.pid, environment.processes)
+                is_running = owner.start is not None and owner.start == start
+                if not is_running and processes.mentioning(folder, environment.processes) is False:
+                    yield folder
 
 
 def remove_abandoned(environment: Environment, parents: Iterable[Path] | None = None) -> int:
     """Remove temporary folders that killed commands left in private folders ``parents``; return their number."""
     removed = 0
-    for parent in temporary_parents(environment) if parents is None else parents:
-        for folder in _abandoned_in(parent, environment):
-            is_there = os.path.lexists(folder)
-            removed += _remove(folder) and is_there
+    for folder in _abandoned(environment, temporary_parents(environment) if parents is None else parents):
+        is_there = os.path.lexists(folder)
+        removed += _remove(folder) and is_there
     return removed
 
 
 def abandoned_temporaries(environment: Environment) -> tuple[Path, ...]:
     """Return the temporary folders of killed commands. Removes nothing."""
-    return tuple(
-        folder
-        for parent in temporary_parents(environment)
-        for folder in _abandoned_in(parent, environment)
-        if os.path.lexists(folder)
-    )
+    return tuple(filter(os.path.lexists, _abandoned(environment, temporary_parents(environment))))
 
 
 @contextmanager

@@ -34,13 +34,6 @@ class Step(NamedTuple):
     entered: bool
     last: bool = True
 
-    @property
-    def is_writable(self) -> bool:
-        """Return whether other users can add files to the last folder, or replace the next part in any other."""
-        mode = self.status.st_mode
-        is_fixed = stat.S_ISLNK(mode) or (mode & stat.S_ISVTX and not self.last)
-        return not is_fixed and self.permits(stat.S_IWOTH)
-
     def permits(self, bit: int) -> bool:
         """Return whether users other than the owner and root have a permission, given as its mode bit for others."""
         if not self.entered or self.status.st_mode & bit:
@@ -54,8 +47,13 @@ class Step(NamedTuple):
         return not _is_private(self.status)
 
     def is_open(self, *, sticky: bool) -> bool:
-        """Return whether others can write there; with ``sticky`` only if they can replace files of this user."""
-        return self.is_writable and not (sticky and self.status.st_mode & stat.S_ISVTX)
+        """Return whether other users can add files to the last folder, or replace the next part in any other.
+
+        With ``sticky``, the last folder may be sticky: others cannot replace this user's files in it.
+        """
+        mode = self.status.st_mode
+        is_fixed = stat.S_ISLNK(mode) or (mode & stat.S_ISVTX and (sticky or not self.last))
+        return not is_fixed and self.permits(stat.S_IWOTH)
 
     def reason(self, trusted: frozenset[int], *, sticky: bool = False) -> str | None:
         """Return why another user could change the contents, or ``None``."""

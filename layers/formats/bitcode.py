@@ -83,7 +83,7 @@ def complaint(data: bytes) -> str | None:
 def producer(data: bytes) -> str | None:
     """Return the producer of bitcode, such as ``LLVM15.0.6``, from its first bytes; ``None`` if they do not name it."""
     with suppress(Cut, StopIteration):
-        block = next(_blocks(data if data.startswith(MAGIC) else b""))
+        block = next(_blocks(data))
         for code, numbers, _ in block.records() if block.number == _IDENTIFICATION else ():
             if code == _PRODUCER and numbers:
                 is_short = max(numbers) < len(_CHARACTERS)
@@ -96,7 +96,7 @@ def kernels(data: bytes) -> tuple[str, ...] | None:
     functions: list[list[int]] = []
     table = b""
     try:
-        for block in _blocks(data if data.startswith(MAGIC) and len(data) <= _LARGEST else b""):
+        for block in _blocks(data) if len(data) <= _LARGEST else ():
             for code, operands, blob in block.records() if block.number in (_MODULE, _STRING_TABLE) else ():
                 if block.number == _MODULE and code == _FUNCTION and len(operands) >= _FIELDS:
                     functions.append(operands)
@@ -115,7 +115,7 @@ def read_symbols(data: bytes) -> Symbols | None:
     """Read the symbol table; ``None`` if it is truncated or missing, as from an LLVM without support of the target."""
     blobs = {_SYMBOL_TABLE: b"", _STRING_TABLE: b""}
     with suppress(Cut, UnicodeDecodeError):
-        for block in _blocks(data if data.startswith(MAGIC) else b""):
+        for block in _blocks(data):
             if block.number in blobs:
                 blobs[block.number] = b"".join(blob for code, _, blob in block.records() if code == _BLOB_RECORD)
         table, names = blobs.values()
@@ -127,8 +127,8 @@ def read_symbols(data: bytes) -> Symbols | None:
 
 
 def _blocks(stream: bytes) -> Iterator[_Block]:
-    """Yield the top-level blocks of a file. Raises :class:`Cut` at the first item that is not one."""
-    at = len(MAGIC)
+    """Yield the top-level blocks of bitcode, none of other data. Raises :class:`Cut` at what is not a block."""
+    at = len(MAGIC if stream.startswith(MAGIC) else stream)
     # LLVM ignores up to eight bytes after the last block (``getBitcodeFileContents`` in ``BitcodeReader.cpp``).
     while at + 8 < len(stream):
         bits, words = fields(_BLOCK, stream, at)

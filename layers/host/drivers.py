@@ -29,6 +29,7 @@ from cachectl.layers.core.layer import Fault, Layer, faults_of, first_place, mis
 from cachectl.layers.core.root import ABSENT, DISABLED, ENABLED, State
 from cachectl.layers.disk.distributions import names_in
 from cachectl.layers.disk.plain import read_installed, read_plain
+from cachectl.layers.formats.elf import NEEDED, RPATH, RUN_PATH, machine_of, read_elf
 
 #: Parts of the file names of driver libraries, and their makers.
 _MAKERS = (
@@ -55,10 +56,8 @@ _LINKER_FOLDERS = tuple(f"{top}/{name}" for name in _LIBRARIES for top in ("", "
 #: A number that ``atoll`` reads.
 _NUMBER = regex(r"\s*[+-]?\d{1,18}", re.ASCII)
 _PLAIN_NUMBER = regex(r"\s*[+-]?\d+\s*", re.ASCII)
-#: The bytes above which drivers drop entries unless a variable says otherwise.
-_LIMIT = 1 << 30
-#: The part of a limit from which on a cache counts as nearly full.
-_NEARLY = 0.9
+#: The default limit in bytes, above which drivers drop entries; the part of a limit that counts as nearly full.
+_LIMIT, _NEARLY = 1 << 30, 0.9
 
 #: A driver: its maker, its library, and the ICD file that names it, or the library again if a variable names that.
 Driver = tuple[str, str, str]
@@ -83,9 +82,6 @@ class Loader(NamedTuple):
     also: str | None = None
     nested: bool = False
     driver: str | None = None
-
-
-# ---------------------------------------------------------------------- drivers
 
 
 @answered_once
@@ -115,10 +111,9 @@ def driver_libraries(environment: Environment, maker: str) -> tuple[str, ...]:
     libraries: dict[tuple[str, int | None], str] = {}
     for made_by, library, _ in find_drivers(environment):
         if made_by == maker:
-            real, size = os.path.realpath(library), None
-            with suppress(OSError):
-                size = os.stat(real).st_size
+            real = os.path.realpath(library)
             # Copies share the size, and the name, which contains a version or a digest.
+            size = os.path.getsize(real) if os.path.exists(real) else None
             libraries.setdefault((os.path.basename(real), size), library)
     return tuple(libraries.values())
 
@@ -129,12 +124,8 @@ def names_missing(environment: Environment) -> bool:
     return any(name and find_library(name, environment, loader.linked) is None for name, loader in named)
 
 
-#: The name of a library, and the ICD file that contains it.
-_Named = tuple[str, str | None]
-
-
-def _registered(loader: Loader, environment: Environment) -> Iterator[_Named]:
-    """Yield the libraries that variables name, then those of the ICD files in a folder.
+def _registered(loader: Loader, environment: Environment) -> Iterator[tuple[str, str | None]]:
+    """Yield the libraries that variables name, then those of the ICD files in a folder, each with its ICD file.
 
     ocl-icd ignores empty values; an ``OCL_ICD_VENDORS`` that is not a folder names an ICD file or a library, which is
     then the only driver. For the loader of Khronos, an empty value means no folder.
@@ -160,12 +151,11 @@ def _registered(loader: Loader, environment: Environment) -> Iterator[_Named]:
             yield from usable[:1]
             return
         vendors = place
-    yield from _in_folder(loader, vendors)
-    if loader.also is not None:
-        yield from _in_folder(loader, loader.also)
+    for folder in filter(None, (vendors, loader.also)):
+        yield from _in_folder(loader, folder)
 
 
-def _in_folder(loader: Loader, folder: str, above: tuple[str, ...] = ()) -> Iterator[_Named]:
+def _in_folder(loader: Loader, folder: str, above: tuple[str, ...] = ()) -> Iterator[tuple[str, str]]:
     """Yield the drivers of a folder, sorted; for some loaders also those of subfolders, which may be links."""
     target = os.path.realpath(folder)
     for name in names_in(folder) if target not in above else ():
@@ -177,7 +167,7 @@ def _in_folder(loader: Loader, folder: str, above: tuple[str, ...] = ()) -> Iter
             yield from _in_folder(loader, path, (*above, target))
 
 
-def _in_file(loader: Loader, file: str) -> Iterator[_Named]:
+def _in_file(loader: Loader, file: str) -> Iterator[tuple[str, str]]:
     with suppress(OSError):
         content = read_installed(file)
         # The name is the first line; for the loader of Khronos, the file without one final line end.
@@ -300,11 +290,10 @@ def find_library(name: str, environment: Environment, linked: Folders = ((), ())
     for folder in (*(() if run_path else rpath), *folders, *run_path):
         if _is_library(path := f"{folder}/{name}"):
             return path
-    try:
+    with suppress(OSError):
         paths = [*_ending(read_installed(_LINKER_CACHE), f"/{name}"), *(f"{top}/{name}" for top in _LINKER_FOLDERS)]
-    except OSError:
-        return name
-    return next(filter(_is_library, paths), None)
+        return next(filter(_is_library, paths), None)
+    return name
 
 
 def read_linked(file: str, near: tuple[str, ...] = ()) -> tuple[list[str], Folders]:
@@ -312,24 +301,19 @@ def read_linked(file: str, near: tuple[str, ...] = ()) -> tuple[list[str], Folde
 
     ``near`` are the folders that the libraries which load it name for everything below them.
     """
-    from cachectl.layers.formats.elf import NEEDED, RPATH, RUN_PATH, read_elf
-
-    elf = None
-    with suppress(OSError):
-        elf = read_elf(read_installed(file))
     texts: dict[int, list[str]] = {NEEDED: [], RPATH: [], RUN_PATH: []}
-    for tag, text in () if elf is None else elf.dynamic_strings():
-        named = [text] if tag == NEEDED else filter(None, text.split(":"))
-        origin = os.path.dirname(file)
-        texts[tag] += [part.replace("${ORIGIN}", origin).replace("$ORIGIN", origin) for part in named]
+    with suppress(OSError):
+        if (elf := read_elf(read_installed(file))) is not None:
+            origin = os.path.dirname(file)
+            for tag, text in elf.dynamic_strings():
+                named = [text] if tag == NEEDED else filter(None, text.split(":"))
+                texts[tag] += [part.replace("${ORIGIN}", origin).replace("$ORIGIN", origin) for part in named]
     own = () if texts[RUN_PATH] else tuple(texts[RPATH])
     return texts[NEEDED], ((*own, *near), tuple(texts[RUN_PATH]))
 
 
 def find_missing(code: bytes, needed: Iterable[str], environment: Environment) -> list[str]:
     """Return the libraries that some code needs and that are missing here; none for code of another architecture."""
-    from cachectl.layers.formats.elf import machine_of
-
     answers = environment.answers
     for name in filter(str.isascii, needed):
         if (find_missing, name) not in answers:
@@ -344,14 +328,9 @@ def _is_library(path: str) -> bool:
 
 
 def _kind(path: str) -> bytes | None:
-    from cachectl.layers.formats.elf import machine_of
-
     with suppress(OSError):
         return machine_of(read_plain(path, limit=20, follow=True))
     return None
-
-
-# ---------------------------------------------------------------------- layers
 
 
 class DriverLayer(Layer):
@@ -369,9 +348,7 @@ class DriverLayer(Layer):
     #: Whether a limit of 0 means that the driver stores nothing; otherwise it means no limit.
     zero_limit_is_off: ClassVar[bool] = False
     #: The effect of a variable that leaves the driver without a place.
-    placeless: ClassVar[Hazard] = Hazard(
-        RECOMPILES, "is not absolute: the driver stores nothing, and every run compiles"
-    )
+    placeless = Hazard(RECOMPILES, "is not absolute: the driver stores nothing, and every run compiles")
 
     def drivers(self) -> tuple[str, ...]:
         """Return the files that register the drivers, each once."""
@@ -390,8 +367,7 @@ class DriverLayer(Layer):
                 return State(condition, fault.message, self.drivers())
             odd += [fault.message] if fault.code == "variable" else []
         if not here:
-            who = " or ".join(self.makers)
-            return State(ABSENT, f"no driver of {who} is here, and none has left a cache")
+            return State(ABSENT, f"no driver of {' or '.join(self.makers)} is here, and none has left a cache")
         variable, value = self.switch.variable, self.environment.get(self.switch.variable)
         named = "on by default" if value is None or odd else f"{variable}={value}"
         return State(ENABLED, "; ".join((named, *odd)), self.drivers())
@@ -407,7 +383,7 @@ class DriverLayer(Layer):
         """Yield the problems with the variables, each with the resulting condition."""
         yield from faults_of(self, (self.switch, *self.others))
         yield from self._place_faults()
-        if not self.limit_variable or (value := self.environment.get(self.limit_variable)) is None:
+        if (value := self.environment.get(self.limit_variable)) is None:
             return
         number = _leading_number(value)
         condition = DISABLED if self.zero_limit_is_off and not number else None

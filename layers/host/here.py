@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 
 from cachectl.layers.base.environment import Environment
-from cachectl.layers.disk.distributions import version_of
+from cachectl.layers.disk.distributions import version_in
 from cachectl.layers.host.variables import process_variables
 
 
@@ -24,7 +25,7 @@ def this_environment() -> Environment:
         temporary=_temporary_folder(variables),
         site=tuple(Path(entry) for entry in sys.path if entry.endswith(("site-packages", "dist-packages"))),
         prefix=Path(sys.prefix),
-        installed=version_of,
+        installed=partial(version_in, sys.path),
         searches_pythons=True,
         superuser=hasattr(os, "geteuid") and os.geteuid() == 0,
     )

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from cachectl.layers.base.environment import Environment, user_name
-from cachectl.layers.disk.plain import means_absent, status_at
+from cachectl.layers.disk import handles
 
 _TSFC = "FIREDRAKE_TSFC_KERNEL_CACHE_DIR"
 
@@ -77,15 +77,10 @@ def _default(text: str, environment: Environment) -> tuple[Path, str] | None:
 
 def _measured(folder: Path) -> tuple[int | None, int | None]:
     """Return number and total size of the plain files below a folder, ``None`` if it cannot be read completely."""
-
-    def fail(error: OSError) -> None:
-        if not means_absent(error):
-            raise error
-
-    sizes: list[int] = []
-    with suppress(OSError):
-        for above, _, names in os.walk(folder, onerror=fail):
-            folders = (status_at(os.path.join(above, name)) for name in names)
-            sizes += (status.st_size for status in folders if status is not None and stat.S_ISREG(status.st_mode))
+    files: handles.Statuses = {}
+    with suppress(OSError), handles.opened_root(folder) as root:
+        if root is not None:
+            handles.gather(root, ".", files, {})
+        sizes = [status.st_size for status in files.values() if stat.S_ISREG(status.st_mode)]
         return len(sizes), sum(sizes)
     return None, None

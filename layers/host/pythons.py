@@ -55,7 +55,7 @@ class Python(NamedTuple):
 
     path: Path
     version: str
-    installed: Callable[[str], str | None]
+    installed: Callable[[str], str | None] = lambda _: None
     reason: str | None = None
     folders: tuple[str, ...] = ()
 
@@ -174,7 +174,7 @@ def look(path: Path, environment: Environment) -> Python | None:
     if not os.path.exists(path):
         sightings = record_of(environment).here(PRODUCT)
         before = (sighting for sighting in sightings if sighting.path == str(path) and sighting.gone is None)
-        return next((Python(path, seen.version, lambda _: None, "it is not mounted here") for seen in before), None)
+        return next((Python(path, seen.version, reason="it is not mounted here") for seen in before), None)
     version = ""
     try:
         if plain.read_plain(path, limit=2, follow=True) == b"#!":
@@ -185,8 +185,7 @@ def look(path: Path, environment: Environment) -> Python | None:
         folders = tuple(dict.fromkeys(map(str, _package_folders(parts, environment))))
         _require_own(environment, *(Path(folder) for folder in folders if os.path.isdir(folder)))
     except (OSError, ValueError) as error:
-        reason = reason_of(error) if isinstance(error, OSError) else str(error)
-        return Python(path, version, lambda _: None, reason)
+        return Python(path, version, reason=reason_of(error) if isinstance(error, OSError) else str(error))
     return Python(path, version, lambda name: distributions.version_in(folders, name), folders=folders)
 
 
@@ -295,10 +294,8 @@ def _package_folders(parts: _Parts, environment: Environment) -> Iterator[Path]:
             if name.endswith(".pth") and not name.startswith("."):
                 _require_own(environment, site / name)
                 text = plain.read_plain(site / name, most=_LONGEST, follow=True).decode(errors="replace")
-                lines = (line.strip() for line in text.splitlines() if not line.startswith(_NO_FOLDER))
-                yield from (
-                    site / line for line in lines if line and (os.path.isabs(line) or os.path.isdir(site / line))
-                )
+                lines = filter(None, (line.strip() for line in text.splitlines() if not line.startswith(_NO_FOLDER)))
+                yield from (site / line for line in lines if os.path.isabs(line) or os.path.isdir(site / line))
 
 
 def _sites_of(prefix: Path, name: str) -> Iterator[Path]:

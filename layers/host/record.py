@@ -74,13 +74,10 @@ class Record:
                 is_gone = sighting.system == self.system and _has_gone(sighting)
                 self.sightings[key] = sighting._replace(gone=self._moment(Path(sighting.path)) if is_gone else None)
 
-    def of(self, product: str) -> Iterator[Sighting]:
-        """Yield the sightings of a product, including those of other systems."""
-        return (sighting for sighting in tuple(self.sightings.values()) if sighting.product == product)
-
     def here(self, product: str) -> Iterator[Sighting]:
         """Yield the sightings of a product by this system."""
-        return (sighting for sighting in self.of(product) if sighting.system == self.system)
+        wanted = (product, self.system)
+        return (each for each in tuple(self.sightings.values()) if (each.product, each.system) == wanted)
 
     def version_at(self, product: str, path: str | Path) -> str | None:
         """Return the version that was seen at a path, if its file still has the same size and time; else ``None``."""
@@ -121,8 +118,8 @@ class Record:
         ``used`` is when the entry was last used (epoch seconds), ``None`` if uses leave no trace. ``by`` describes what
         made the entry, ``made`` says whether a version did, and ``hits`` whether a version may hit it.
         """
-        for sighting in self.of(product):
-            if sighting.gone is None and hits(sighting.version):
+        for sighting in tuple(self.sightings.values()):
+            if sighting.product == product and sighting.gone is None and hits(sighting.version):
                 if sighting.system == self.system:
                     return None, None
                 return None, f"unknown: {by}, which {sighting.system.partition(' ')[0]} has at {sighting.path}"
@@ -141,10 +138,8 @@ class Record:
         """Write the record if it has changed; do nothing if that fails, or for a hypothetical environment."""
         if self.sightings == self._written or not self.environment.searches_pythons:
             return
-        kept = sorted(self.sightings.values(), key=lambda item: (item.gone is None, item.gone or 0.0, item.path))[
-            -_MOST:
-        ]
-        document = {"sightings": [sighting._asdict() for sighting in kept]}
+        latest = sorted(self.sightings.values(), key=lambda item: (item.gone is None, item.gone or 0.0, item.path))
+        document = {"sightings": [sighting._asdict() for sighting in latest[-_MOST:]]}
         with suppress(OSError, ValueError):
             self.file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             atomic.replace_file(self.file, [documents.encode_json(document, indent=1)])
@@ -154,8 +149,7 @@ class Record:
         """Return the latest possible time of a change of a path: now, or when its file or the folder above changed."""
         now = self.environment.clock()
         with suppress(OSError):
-            place = next(filter(os.path.exists, (path, *path.parents)))
-            return min(now, place.stat().st_ctime)
+            return min(now, plain.nearest(path).stat().st_ctime)
         return now
 
 
@@ -221,7 +215,7 @@ def _place(path: Path) -> str:
 
     Another folder of the same file system may be mounted over it, perhaps only for one program.
     """
-    folder = next(filter(os.path.exists, path.parents))
+    folder = plain.nearest(path.parent)
     device, mount = folder.stat().st_dev, processes.mount_of(folder)
     # Device numbers without a major number are assigned in the order of mounting.
     is_lasting = os.name != "posix" or os.major(device)

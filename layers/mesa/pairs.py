@@ -358,7 +358,7 @@ class Pair(TableFile):
                 self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
             top = stack.enter_context(handles.opened_root(self.root))
             parts = self.path.relative_to(self.root).parts[:-1]
-            folder = None if top is None else stack.enter_context(handles.below(top, parts, make=make))
+            folder = None if top is None else stack.enter_context(handles.open_below(top, parts, make=make))
             opened: list[int] = []
             if top is not None and folder is not None:
                 self.top, self.folder = top, folder

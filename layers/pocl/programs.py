@@ -109,7 +109,7 @@ class Programs(files.Files):
     """A folder for each program, with its bitcode and the native code of its kernels."""
 
     shapes = NAMED
-    beside = NO_PROGRAM
+    no_entry = NO_PROGRAM
     forms = ("pocl-entry/1",)
     unread = Damage(FAILS, "")
 

@@ -46,7 +46,7 @@ class ProgramFolders(files.Files):
     # Without info an entry is a miss to PyOpenCL; with info but no binary it fails.
     shapes = (trees.Shape((_BASE, regex("[0-9a-f]{32}")), folders=True, members=_MEMBERS, first=("info",)), *_LIKE)
     forms = ("pyopencl-binary/2",)
-    beside = frozenset()
+    no_entry = frozenset()
     unread = Damage(FAILS, "")
     # PyOpenCL's lock is a file, which it holds for milliseconds.
     clearing_needs_room = True

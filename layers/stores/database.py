@@ -43,7 +43,8 @@ _QUOTES = regex(r'[`"\[\]]')
 _TOKEN = regex(r"\w+|[^\w\s]")
 #: Page sizes of the empty database; sqlite allows no smaller one than the first.
 _PAGE_SIZES = (512, 1024)
-_HEADER = 100
+#: The bytes of the header.
+HEADER = 100
 _TABLE_LEAF = 13
 _INDEX_LEAF = 10
 #: Type, first free block, number of cells, start of their content, fragmented bytes.
@@ -51,7 +52,7 @@ _PAGE_HEAD = struct.Struct(">BHHHB")
 #: The smallest disk sector: a write within one is atomic.
 _SECTOR = 512
 #: Start of the pointers to the rows of page 1.
-_POINTERS = _HEADER + _PAGE_HEAD.size
+_POINTERS = HEADER + _PAGE_HEAD.size
 #: Versions of the file format in the header; with WAL, page 1 may be in another file.
 _ROLLBACK_JOURNAL = b"\1\1"
 
@@ -68,8 +69,8 @@ def without_companion(name: str) -> str:
 
 def sizes_of(path: Path) -> list[int]:
     """Return the bytes that a database takes on the disk, and each of the files that sqlite keeps next to it."""
-    found = (plain.status_at(companion(path, suffix), follow=True) for suffix in ("", *COMPANIONS))
-    return [handles.size_of(status) for status in found if status is not None]
+    statuses = (plain.status_at(companion(path, suffix), follow=True) for suffix in ("", *COMPANIONS))
+    return [handles.size_of(status) for status in statuses if status is not None]
 
 
 def file_stamp(path: Path) -> tuple[int, ...]:
@@ -88,8 +89,8 @@ def stated_size(path: Path) -> int:
 
     A log may hold more. Source: ``sqlite.org/fileformat2.html``, 1.3.8.
     """
-    header = plain.read_locked(path, limit=_HEADER)
-    if len(header) < _HEADER or header[24:28] != header[92:96]:
+    header = plain.read_locked(path, limit=HEADER)
+    if len(header) < HEADER or header[24:28] != header[92:96]:
         return 0
     page = int.from_bytes(header[16:18], "big")
     return (1 << 16 if page == 1 else page) * int.from_bytes(header[28:32], "big")
@@ -119,12 +120,9 @@ def is_open_elsewhere(path: Path) -> bool:
         return False
     import fcntl
 
-    handle = plain.borrow(index)
-    try:
-        query = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, _OPEN_LOCK, 1, 0)
+    query = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, _OPEN_LOCK, 1, 0)
+    with plain.opened_locked(index) as handle:
         return bool(struct.unpack(_FLOCK, fcntl.fcntl(handle, fcntl.F_GETLK, query))[0] != fcntl.F_UNLCK)
-    finally:
-        plain.release(handle)
 
 
 def columns_of(path: Path, table: str) -> set[str]:
@@ -158,7 +156,7 @@ def empty_image(first_page: bytes, roots: Mapping[int, str]) -> bytes | None:
     count = len(roots)
     if len(first_page) < _SECTOR or commit_length(count) > _SECTOR:
         return None
-    kind, _, cells, content, _ = _PAGE_HEAD.unpack_from(first_page, _HEADER)
+    kind, _, cells, content, _ = _PAGE_HEAD.unpack_from(first_page, HEADER)
     is_plain = first_page[18:21] == _ROLLBACK_JOURNAL + b"\0" and not any(first_page[52:56])
     in_order = sorted(roots) == list(range(2, count + 2)) and set(roots.values()) <= {"table", "index"}
     if kind != _TABLE_LEAF or cells != count or not is_plain or not in_order:
@@ -182,7 +180,7 @@ def _image(first_page: bytes, rows: list[bytes], roots: Mapping[int, str], size:
     pages = len(roots) + 1
     counter, version = (struct.unpack_from(">I", first_page, at)[0] + 1 & 0xFFFFFFFF for at in (24, 40))
     image = bytearray(size * pages)
-    image[:_HEADER] = first_page[:_HEADER]
+    image[:HEADER] = first_page[:HEADER]
     struct.pack_into(">H", image, 16, size)
     # Change counter, pages of the file, first free page, number of free pages, schema version.
     struct.pack_into(">5I", image, 24, counter, pages, 0, 0, version)
@@ -193,7 +191,7 @@ def _image(first_page: bytes, rows: list[bytes], roots: Mapping[int, str], size:
         end -= len(row)
         image[end : end + len(row)] = row
         struct.pack_into(">H", image, _POINTERS + 2 * number, end)
-    _PAGE_HEAD.pack_into(image, _HEADER, _TABLE_LEAF, 0, len(rows), end, 0)
+    _PAGE_HEAD.pack_into(image, HEADER, _TABLE_LEAF, 0, len(rows), end, 0)
     for root, kind in roots.items():
         leaf = _TABLE_LEAF if kind == "table" else _INDEX_LEAF
         _PAGE_HEAD.pack_into(image, (root - 1) * size, leaf, 0, 0, size, 0)

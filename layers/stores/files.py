@@ -14,7 +14,7 @@ from typing import ClassVar
 from cachectl.layers.base import processes
 from cachectl.layers.base.errors import Damaged, LayerError, UnknownFormat, Unreachable, not_a_key, reason_of
 from cachectl.layers.base.lazy import regex
-from cachectl.layers.core.entry import Artifact, Entry, Found, Note, Problem, orphan
+from cachectl.layers.core.entry import Artifact, Entry, Found, Note, Problem, Usage, orphan
 from cachectl.layers.core.finding import FAILS, RECOMPILES, Finding, Hazard
 from cachectl.layers.core.plan import Outcome
 from cachectl.layers.core.root import Root
@@ -58,7 +58,7 @@ class Files(Store):
     writers: tuple[str, ...] = ()
     refusals = trees.REFUSALS
     #: Files that do not make a folder an entry; ``None`` if every folder is one, even an empty one.
-    beside: ClassVar[frozenset[str] | None] = None
+    no_entry: ClassVar[frozenset[str] | None] = None
     #: Whether empty folders above removed entries are removed, because the library makes those that it needs.
     tidies: ClassVar[bool] = False
     #: Seconds without change after which no program is still writing a temporary.
@@ -157,8 +157,10 @@ class Files(Store):
             self.environment.step()
             if isinstance(leaf, Problem):
                 yield leaf
+            elif leaf.shape.sums and not leaf.entry.is_unknown:
+                yield Usage(files=leaf.entry.files, bytes=leaf.entry.bytes)
             elif not leaf.is_entry:
-                yield leaf.found
+                yield leaf.entry
             elif _is_no_entry(self, leaf.members):
                 reason = "a build that failed" if leaf.members else "an empty program folder"
                 yield orphan(leaf.entry, reason)
@@ -184,16 +186,12 @@ class Files(Store):
         """Look for the tag in what has changed."""
         tree = self.tree_of(root)
         for leaf in tree.scan():
-            if (
-                isinstance(leaf, Problem)
-                or leaf.shape.sums
-                or leaf.entry.is_unknown
-                or (leaf.entry.modified or 0) < since
-            ):
+            if isinstance(leaf, Problem) or leaf.shape.sums or leaf.entry.is_unknown:
                 continue
-            match = tag.search(self.tagged_text(tree, leaf.entry) or b"")
-            if match is not None or leaf.entry.key in known:
-                yield leaf.entry, "" if match is None else match[0].decode()
+            if (leaf.entry.modified or 0) >= since:
+                match = tag.search(self.tagged_text(tree, leaf.entry) or b"")
+                if match is not None or leaf.entry.key in known:
+                    yield leaf.entry, "" if match is None else match[0].decode()
 
     def read(self, root: Root, keys: Sequence[str]) -> Mapping[str, Artifact | EntryError]:
         """Read entries one by one."""
@@ -208,7 +206,7 @@ class Files(Store):
     def write(self, root: Root, artifacts: Sequence[Artifact], *, replace: bool = False) -> trees.Placed:
         """Check entries, then place them together."""
         results: trees.Placed = {}
-        whole: dict[str, trees.Members] = {}
+        complete: dict[str, trees.Members] = {}
         for artifact in artifacts:
             try:
                 files = files_of(self, artifact)
@@ -217,17 +215,17 @@ class Files(Store):
             except (LayerError, OSError) as error:  # noqa: PERF203 - one must not end the rest
                 results[artifact.key] = error
             else:
-                whole[artifact.key] = files
+                complete[artifact.key] = files
         try:
             # Even if all of them exist already: this repairs the index.
-            with self.changing(root) if whole else nullcontext():
+            with self.changing(root) if complete else nullcontext():
                 tree = self.tree_of(root)
-                for _, guard, keys in self.guarded(root, whole):
-                    group = {key: whole[key] for key in keys}
+                for _, guard, keys in self.guarded(root, complete):
+                    group = {key: complete[key] for key in keys}
                     results |= write_entries(tree, group, guard=guard, replace=replace, wanted=self.is_carried)
         except (LayerError, OSError) as error:
             # What was placed is unsettled.
-            for key in whole:
+            for key in complete:
                 if results.get(key, True) is True:
                     results[key] = error
         return results
@@ -322,24 +320,19 @@ def files_of(store: Files, artifact: Artifact) -> dict[str, bytes]:
     if shape is None:
         raise not_a_key(store.name, key)
     try:
-        files = archive.unpack(artifact.data) if shape.is_packed else {"": artifact.data}
+        files = archive.unpack(artifact.data) if shape.folders else {"": artifact.data}
     except ValueError as error:
         raise Damaged(store.name, f"not the tar of an entry: {error}", key) from error
-    name, wrong = key.rpartition("/")[2], None
-    if (strange := shape.strange(name, files)) is not None:
-        wrong = f"{strange!r} does not belong to an entry"
-    elif shape.companions is not None and name not in files:
-        wrong = f"lacks the file {name!r}"
-    elif _is_no_entry(store, files):
-        wrong = "the artifact holds no program"
-    if wrong is not None:
-        raise Damaged(store.name, wrong, key)
+    if (strange := shape.strange(files)) is not None:
+        raise Damaged(store.name, f"{strange!r} does not belong to an entry", key)
+    if _is_no_entry(store, files):
+        raise Damaged(store.name, "the artifact holds no program", key)
     Files.require_whole(store, key, files, key)
     return files
 
 
 def _is_no_entry(store: Files, files: Mapping[str, object]) -> bool:
-    return store.beside is not None and files.keys() <= store.beside
+    return store.no_entry is not None and files.keys() <= store.no_entry
 
 
 def examine(store: Files, root: Root, tree: trees.Tree, leaf: trees.Leaf | Problem) -> Iterator[Finding]:

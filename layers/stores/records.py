@@ -36,10 +36,33 @@ class RecordFile(TableFile):
 
     def scan(self) -> Iterator[Row | Fault]:
         """Yield every record that counts and every fault, in the order of the file."""
+        # Whether the first line of each key is a record.
         usable: dict[str, bool] = {}
         content, number = self._content(), 0
         for number, line in enumerate(split_lines(content), 1):
-            yield from _judge(number, line, usable)
+            key, complaint = _key(line), record_complaint(line)
+            if not line:
+                continue
+            if key in usable:
+                if usable[key]:
+                    yield number, "duplicate", f"an earlier line has the key {key}: this one is never read"
+                else:
+                    # The reader uses it once the first one is deleted.
+                    yield number, "hidden", f"an earlier line has the key {key} but no value, and hides this one"
+                continue
+            if key:
+                usable[key] = complaint is None
+            if complaint is not None:
+                yield number, "malformed", complaint
+                continue
+            yield _row(line)
+            # The reader ignores a ';' at the end.
+            items = line.partition(b"=")[2].removesuffix(b";").split(b";")
+            names = [item.partition(b":")[0] for item in items if b":" in item]
+            if len(names) < len(items):
+                yield number, "item", "a value has no id and ':': it is skipped, the others are read"
+            if len(set(names)) < len(names):
+                yield number, "duplicate-id", "an id appears twice in the record: only the first is read"
         if number and not content.endswith(b"\n"):
             yield number, "newline", "the file does not end its last line: the next record would join it"
 
@@ -126,33 +149,6 @@ def record_complaint(line: bytes) -> str | None:
     if not contents:
         return NO_CONTENTS
     return None if b":" in contents else "no value has an id and ':'"
-
-
-def _judge(number: int, line: bytes, usable: dict[str, bool]) -> Iterator[Row | Fault]:
-    """Yield a line's record and its faults; ``usable`` maps each key so far to whether its first line is a record."""
-    key, complaint = _key(line), record_complaint(line)
-    if not line:
-        return
-    if key in usable:
-        if usable[key]:
-            yield number, "duplicate", f"an earlier line has the key {key}: this one is never read"
-        else:
-            # The reader uses it once the first one is deleted.
-            yield number, "hidden", f"an earlier line has the key {key} but no value, and hides this one"
-        return
-    if key:
-        usable[key] = complaint is None
-    if complaint is not None:
-        yield number, "malformed", complaint
-        return
-    yield _row(line)
-    # The reader ignores a ';' at the end.
-    items = line.partition(b"=")[2].removesuffix(b";").split(b";")
-    names = [item.partition(b":")[0] for item in items if b":" in item]
-    if len(names) < len(items):
-        yield number, "item", "a value has no id and ':': it is skipped, the others are read"
-    if len(set(names)) < len(names):
-        yield number, "duplicate-id", "an id appears twice in the record: only the first is read"
 
 
 def _row(line: bytes) -> Row:

@@ -13,16 +13,7 @@ from pathlib import Path
 from typing import ClassVar, TypeVar
 
 from cachectl.layers.base import processes
-from cachectl.layers.base.errors import (
-    Busy,
-    Damaged,
-    LayerError,
-    Pending,
-    Refused,
-    UnknownFormat,
-    Unreachable,
-    reason_of,
-)
+from cachectl.layers.base.errors import Busy, Damaged, LayerError, Pending, Refused, UnknownFormat, reason_of
 from cachectl.layers.core import codes
 from cachectl.layers.core.entry import Artifact, Entry, Found, Note, Problem, orphan, unknown
 from cachectl.layers.core.finding import FAILS, HARMLESS, RISKS, Finding, Severity
@@ -42,7 +33,6 @@ from cachectl.layers.core.store import (
     damage_findings,
     finding_of,
     noted,
-    read_each,
     unreadable,
     usage_of,
 )
@@ -52,10 +42,7 @@ from cachectl.layers.stores import database, files, rows
 from cachectl.layers.stores import tree_read as tree
 from cachectl.layers.stores.table import Row, TableFile
 
-T = TypeVar("T")
-R = TypeVar("R")
-#: Yields the rows of a database, given its path below the root and what its entries have in common.
-Lister = Callable[[Root, str, Entry], Iterator[Found]]
+_T = TypeVar("_T")
 
 
 class TableFormat(Bound, ABC):
@@ -177,18 +164,18 @@ class TableFormat(Bound, ABC):
         template = Entry(self.name, file, root.path, 0, 0)
         for row, values in opened.rows_with():
             self.environment.step()
-            entry, data = self.entry_of(template, row), None
+            entry = self.entry_of(template, row)
             try:
                 data = self.schema.unpack(values)
-                damages = list(self.damages(entry.key, data))
             except ValueError as error:
-                damages = [Damage(FAILS, str(error))]
-            except Unreachable as error:
+                yield from damage_findings(self, root, entry, [Damage(FAILS, str(error))], None)
+                continue
+            except LayerError as error:
                 yield finding_of(self, root, unreadable(opened.path, error))
                 continue
-            foreign = self.codec.foreign(data) if damages and data is not None else None
-            yield from damage_findings(self, root, entry, damages, foreign)
-            if data is not None and not damages and (reason := self.unexplained(entry.key, data)) is not None:
+            damages = list(self.damages(entry.key, data))
+            yield from damage_findings(self, root, entry, damages, self.codec.foreign(data) if damages else None)
+            if not damages and (reason := self.unexplained(entry.key, data)) is not None:
                 fix = f"cachectl purge --key {shlex.quote(entry.key)} {self.name}"
                 yield codes.UNKNOWN.finding(self.name, root.path, reason, fix, key=entry.key, severity=RISKS)
 
@@ -215,8 +202,7 @@ class TableFormat(Bound, ABC):
                 stamp = database.file_stamp(root.path / file)
                 entry = Entry(self.name, file, root.path, stamp[1], 1, modified=stamp[2] / 1e9, stamp=stamp)
                 item = orphan(entry, error.message)
-        place = self.name, root.path
-        return code.finding(*place, error.message, fix, key=file, severity=severity, item=item)
+        return code.finding(self.name, root.path, error.message, fix, key=file, severity=severity, item=item)
 
 
 class Rows(Store):
@@ -267,8 +253,8 @@ class Rows(Store):
             if not isinstance(item, Problem) or item.path not in problems:
                 yield item
 
-    def listed(self, root: Root, lister: Lister) -> Iterator[Found]:
-        """Yield what a lister yields of each database, and the rest of the size of its files."""
+    def listed(self, root: Root, lister: Callable[[Root, str, Entry], Iterator[Found]]) -> Iterator[Found]:
+        """Yield what a lister yields of each database, given its path and a template of its entries, and the rest."""
         for file in self.tables.tables(root):
             if isinstance(file, Problem):
                 yield file
@@ -329,28 +315,29 @@ class Rows(Store):
 
     def remove(self, root: Root, targets: tuple[Entry, ...]) -> Outcome:
         """Delete rows, then vacuum. A file is removed only if it is damaged and nobody can have it open."""
-        groups, files_apart = self._split({target.key: target for target in targets})
+        planned = {target.key: target for target in targets}
+        groups, rest = self._split(planned)
         outcome, failed = Outcome(self.name), list[Note]()
-        for file, group in groups.items():
+        for file, keys in groups.items():
             with noted(failed, file):
-                outcome = outcome.plus(self.remove_rows(root, file, [*group.values()]))
+                outcome = outcome.plus(self._remove_rows(root, file, [planned[key] for key in keys]))
         outcome = outcome._replace(failed=(*outcome.failed, *failed))
-        return outcome.plus(self.rest.remove(root, tuple(files_apart.values())))
+        return outcome.plus(self.rest.remove(root, tuple(planned[key] for key in rest)))
 
-    def remove_rows(self, root: Root, file: str, targets: Sequence[Entry]) -> Outcome:
+    def _remove_rows(self, root: Root, file: str, targets: Sequence[Entry]) -> Outcome:
         """Delete the planned rows of one database, or the whole file."""
         if not self.tables.is_usable(root, file):
             return Outcome(self.name, skipped=tuple(Note(target.key, tree.GONE) for target in targets))
         opened = self.tables.opened(root, file)
         before = opened.size()
-        files_whole = [target.stamp for target in targets if target.key == file]
-        of_rows = () if files_whole else targets
-        planned = {Row(one.stamp[0], self._row_key(one.key), one.stamp[1]): one.key for one in of_rows}
+        stamp = next((target.stamp for target in targets if target.key == file), None)
+        entries = targets if stamp is None else ()
+        planned = {Row(entry.stamp[0], self._row_key(entry.key), entry.stamp[1]): entry.key for entry in entries}
         skipped: dict[str, str | None] = {}
         failed: list[Note] = []
         removed = freed = 0
         try:
-            for stamp in files_whole:
+            if stamp is not None:
                 skipped[file] = opened.remove_damaged(stamp, partial(processes.open_elsewhere, self.environment))
             deleted = opened.delete(planned) if planned else frozenset()
             self.environment.step(len(targets))
@@ -370,7 +357,7 @@ class Rows(Store):
             failed.append(Note(file, f"its rows were deleted, but: {self.explain(error)}"))
         try:
             # Rows that another process removed count only if this one removed some, too.
-            freed = max(0, before - opened.size()) if removed or files_whole else 0
+            freed = max(0, before - opened.size()) if removed or stamp is not None else 0
         except OSError as error:
             failed.append(Note(file, f"its rows were deleted, but the freed space is unknown: {reason_of(error)}"))
         notes = tuple(Note(key, reason) for key, reason in skipped.items() if reason is not None)
@@ -385,31 +372,24 @@ class Rows(Store):
 
     def read(self, root: Root, keys: Sequence[str]) -> Mapping[str, Artifact | EntryError]:
         """Read the rows of each file together, and what is next to the databases one by one."""
-        groups, files_apart = self._split({key: key for key in keys if self.kind_of(root, key) == ENTRY})
-        return {**_each_file(groups, partial(self._read_rows, root)), **self.rest.read(root, [*files_apart])}
+        groups, rest = self._split(key for key in keys if self.kind_of(root, key) == ENTRY)
+        return {**_each_file(groups, partial(self._read_rows, root)), **self.rest.read(root, rest)}
 
     def _read_rows(self, root: Root, file: str, keys: Sequence[str]) -> Mapping[str, Artifact | EntryError]:
         """Return the rows of one database, or the error of each; missing rows are left out."""
-        try:
+        opened = self.tables.opened(root, file)
+        with opened.translated("open"):
             if not self.tables.is_usable(root, file):
                 return {}
-        except OSError as error:
-            raise Unreachable(self.name, f"cannot open: {error.strerror}", root.path / file) from error
-        contents = self.tables.opened(root, file).read([self._row_key(key) for key in keys])
-        present = {key: content for key, content in zip(keys, contents, strict=True) if content is not None}
-
-        def artifact_of(key: str) -> Artifact:
-            if isinstance(data := present[key], LayerError):
-                raise data
-            if self.tables.checks_reads:
-                self._require_whole(key, data, root.path / file)
-            return Artifact(self.name, key, self.tables.codec.form, data, self.tables.detail(key, data))
-
-        return read_each(artifact_of, present)
-
-    def _require_whole(self, key: str, data: bytes, path: Path | str) -> None:
-        for damage in self.tables.damages(key, data):
-            raise Damaged(self.name, damage.message, path)
+        results: dict[str, Artifact | EntryError] = {}
+        for key, data in zip(keys, opened.read([self._row_key(key) for key in keys]), strict=True):
+            if isinstance(data, LayerError):
+                results[key] = data
+            elif data is not None and self.tables.checks_reads and (damages := [*self.tables.damages(key, data)]):
+                results[key] = Damaged(self.name, damages[0].message, opened.path)
+            elif data is not None:
+                results[key] = Artifact(self.name, key, self.tables.codec.form, data, self.tables.detail(key, data))
+        return results
 
     def write(self, root: Root, artifacts: Sequence[Artifact], *, replace: bool = False) -> tree.Placed:
         """Insert the rows of each file in one transaction, and place what belongs next to the databases."""
@@ -422,38 +402,35 @@ class Rows(Store):
             else:
                 message = f"an entry of the form {artifact.form} cannot have this key"
                 results[artifact.key] = Damaged(self.name, message, artifact.key)
-        groups, files_apart = self._split(placeable)
-        results |= _each_file(groups, partial(self.write_rows, root, replace=replace))
-        return {**results, **self.rest.write(root, [*files_apart.values()], replace=replace)}
+        groups, rest = self._split(placeable)
 
-    def write_rows(self, root: Root, file: str, artifacts: Sequence[Artifact], *, replace: bool) -> tree.Placed:
-        """Insert rows into one database in one transaction; return the result of each by its key."""
-        self.tables.require_free(root, file)
-        results: tree.Placed = {}
-        files_whole: dict[str, bytes] = {}
-        for artifact in artifacts:
-            try:
-                self._require_whole(artifact.key, artifact.data, artifact.key)
-                self.tables.require_fit(artifact)
-                files_whole[artifact.key] = artifact.data
-            except (LayerError, OSError) as error:  # noqa: PERF203 - one must not end the rest
-                results[artifact.key] = error
-        pairs = [(self._row_key(key), data) for key, data in files_whole.items()]
-        inserted = self.tables.opened(root, file).insert(pairs, replace=replace) if pairs else ()
-        return {**results, **dict(zip(files_whole, inserted, strict=True))}
+        def write_rows(file: str, keys: Sequence[str]) -> tree.Placed:
+            self.tables.require_free(root, file)
+            failed: tree.Placed = {}
+            for key in keys:
+                try:
+                    for damage in self.tables.damages(key, placeable[key].data):
+                        raise Damaged(self.name, damage.message, key)
+                    self.tables.require_fit(placeable[key])
+                except (LayerError, OSError) as error:  # noqa: PERF203 - one must not end the rest
+                    failed[key] = error
+            pairs = {key: (self._row_key(key), placeable[key].data) for key in keys if key not in failed}
+            inserted = self.tables.opened(root, file).insert([*pairs.values()], replace=replace) if pairs else ()
+            return {**failed, **dict(zip(pairs, inserted, strict=True))}
+
+        results |= _each_file(groups, write_rows)
+        return {**results, **self.rest.write(root, [placeable[key] for key in rest], replace=replace)}
 
     def _row_key(self, key: str) -> str:
         return key.partition(self.separator)[2]
 
-    def _split(self, items: dict[str, T]) -> tuple[dict[str, dict[str, T]], dict[str, T]]:
-        """Return the items in databases by file and key, and the others by key."""
-        groups: dict[str, dict[str, T]] = {}
-        for key, item in items.items():
-            groups.setdefault(key.partition(self.separator)[0], {})[key] = item
-        files_apart: dict[str, T] = {}
-        for file in [file for file in groups if not self.tables.is_table(file)]:
-            files_apart |= groups.pop(file)
-        return groups, files_apart
+    def _split(self, keys: Iterable[str]) -> tuple[dict[str, list[str]], list[str]]:
+        """Return the keys of rows by their file, and those of other files."""
+        groups: dict[str, list[str]] = {}
+        for key in keys:
+            groups.setdefault(key.partition(self.separator)[0], []).append(key)
+        rest = [file for file in groups if not self.tables.is_table(file)]
+        return groups, [key for file in rest for key in groups.pop(file)]
 
 
 def closed_part(path: Path) -> Path:
@@ -463,11 +440,11 @@ def closed_part(path: Path) -> Path:
 
 
 def _each_file(
-    groups: Mapping[str, Mapping[str, T]], act: Callable[[str, list[T]], Mapping[str, R | EntryError]]
-) -> dict[str, R | EntryError]:
-    """Call ``act`` with the items of each file; return the results. An error of a file applies to each of its items."""
-    results: dict[str, R | EntryError] = {}
-    for file, group in groups.items():
-        outcome = attempt(partial(act, file, [*group.values()]))
-        results.update(dict.fromkeys(group, outcome) if isinstance(outcome, EntryError) else outcome)
+    groups: Mapping[str, list[str]], act: Callable[[str, list[str]], Mapping[str, _T | EntryError]]
+) -> dict[str, _T | EntryError]:
+    """Call ``act`` with each file and its keys; return the results. An error of a file applies to each of its keys."""
+    results: dict[str, _T | EntryError] = {}
+    for file, keys in groups.items():
+        outcome = attempt(partial(act, file, keys))
+        results.update(dict.fromkeys(keys, outcome) if isinstance(outcome, EntryError) else outcome)
     return results

@@ -45,18 +45,15 @@ from cachectl.layers.stores.table import MAKE_ROOM, Row, TableFile
 from cachectl.layers.stores.tree_read import CHANGED
 
 _MAGIC = b"SQLite format 3\0"
-_HEADER = 100
 #: The largest version for writing or reading in a header: that of databases with a log.
 _NEWEST = 2
 #: The bytes that sqlite locks: those of waiting and active writers, and of readers.
-_FIRST_LOCKED = 0x40000000
-_LOCKED_BYTES = 512
+_FIRST_LOCKED, _LOCKED_BYTES = 0x40000000, 512
 _CHUNK = 1 << 20
 #: Rows requested in one query: the oldest sqlite takes 999 values.
 _REQUESTED_AT_ONCE = 200
 #: Rows with their values that are read before writers may continue.
 _READ_AT_ONCE = 50
-_FIRST = -(1 << 63)
 NOT_STORABLE = "the key holds characters that a database cannot store"
 #: The page size of a new file, in bytes.
 _PAGE_SIZE = 4096
@@ -109,8 +106,7 @@ class RowFile(TableFile):
         """Return the number of rows and their bytes."""
         query = f"select count(*), coalesce(sum({self.schema.size}), 0) from {self.schema.table}"
         with self._reading() as connection:
-            count, size = (0, 0) if _is_new(connection) else connection.execute(query).fetchone()
-            return count, size
+            return (0, 0) if _is_new(connection) else connection.execute(query).fetchone()
 
     def rows(self) -> list[Row]:
         """Return every row's key and size, in the order of insertion."""
@@ -122,7 +118,7 @@ class RowFile(TableFile):
         width = len(self.schema.key)
         query = f"{self._selection(self.schema.columns)} where rowid > ? order by rowid limit {_READ_AT_ONCE}"
         with self._reading() as connection:
-            last = _FIRST
+            last = -(1 << 63)
             while fetched := [] if _is_new(connection) else connection.execute(query, (last,)).fetchall():
                 for rowid, size, *rest in fetched:
                     if not part or any(not isinstance(value, bytes) or part in value for value in rest[width:]):
@@ -134,17 +130,15 @@ class RowFile(TableFile):
         with self._translated():
             if plain.status_at(self.path) is None:
                 return [None for _ in keys]
-        keys_asked = [self.schema.split(key) for key in keys]
+        split = [self.schema.split(key) for key in keys]
         with self._reading() as connection:
-            fetched = {} if _is_new(connection) else self._rows_in(connection, list(filter(_spellable, keys_asked)))
+            fetched = {} if _is_new(connection) else self._rows_in(connection, split)
         contents: list[bytes | LayerError | None] = []
-        for key in keys_asked:
+        for key in split:
             try:
                 contents.append(self.schema.unpack(fetched[key]) if key in fetched else None)
-            except LayerError as error:  # noqa: PERF203 - one must not end the rest
-                contents.append(error)
-            except ValueError as error:
-                contents.append(Damaged(self.layer, str(error), self.path))
+            except (LayerError, ValueError) as error:  # noqa: PERF203 - one must not end the rest
+                contents.append(error if isinstance(error, LayerError) else Damaged(self.layer, str(error), self.path))
         return contents
 
     def check(self) -> bool:
@@ -166,14 +160,14 @@ class RowFile(TableFile):
         places = ", ".join("?" for _ in self.schema.columns)
         otherwise = "replace" if replace else "ignore"
         insertion = f"insert or {otherwise} into {self.schema.table} ({names}) values ({places})"
-        rows_given = [(self.schema.split(key), self.schema.pack(content)) for key, content in rows]
+        split = [(self.schema.split(key), self.schema.pack(content)) for key, content in rows]
         results: list[bool | LayerError] = []
         with self._writing(make=True) as connection:
             connection.execute("begin immediate")
             for statement in self.schema.create if _is_new(connection) else ():
                 connection.execute(statement)
-            present = self._rows_in(connection, [key for key, _ in rows_given if _spellable(key)])
-            for key, values in rows_given:
+            present = self._rows_in(connection, [key for key, _ in split])
+            for key, values in split:
                 if not _spellable(key):
                     results.append(Damaged(self.layer, NOT_STORABLE, self.path))
                     continue
@@ -244,14 +238,11 @@ class RowFile(TableFile):
             (page_size,) = connection.execute("pragma page_size").fetchone()
             fetched = connection.execute("select rootpage, type, tbl_name from sqlite_master").fetchall()
             roots = {root: kind for root, kind, table in fetched if table == self.schema.table}
-            handle = plain.open_plain(self.path, flags=os.O_RDWR)
-            try:
+            with plain.opened_locked(self.path, flags=os.O_RDWR) as handle:
                 image = database.empty_image(os.pread(handle, page_size, 0), roots)
                 if image is None or len(roots) != len(fetched) or not may_go(rows):
                     raise error
                 database.write_empty(handle, image, len(roots))
-            finally:
-                plain.release(handle)
             return rows
         finally:
             connection.execute("rollback")
@@ -279,18 +270,15 @@ class RowFile(TableFile):
             self._require_private()
             if (reason := in_use(self.path)) is not None:
                 return reason
-            handle = plain.open_plain(self.path, flags=os.O_RDWR)
-            try:
+            with plain.opened_locked(self.path, flags=os.O_RDWR) as handle:
                 # Nobody had it open: a program that has locked it has opened it since, and must not be waited for.
-                if not handles.wait_until(lambda: handles.try_record_lock(handle, _LOCKED_BYTES, _FIRST_LOCKED), 0):
+                if not handles.try_record_lock(handle, _LOCKED_BYTES, _FIRST_LOCKED):
                     raise self._locked_too_long(0)
                 if database.file_stamp(self.path) != stamp:
                     return CHANGED
                 # The database first: sqlite ignores a log without one, and would apply it to the next one.
                 for suffix in ("", *database.COMPANIONS):
                     atomic.remove_file(database.companion(self.path, suffix))
-            finally:
-                plain.release(handle)
         return None
 
     def _selection(self, columns: Sequence[str]) -> str:
@@ -300,9 +288,8 @@ class RowFile(TableFile):
     def _rows_of(self, connection: sqlite3.Connection) -> list[Row]:
         if _is_new(connection):
             return []
-        return [
-            self._row(*fetched) for fetched in connection.execute(f"{self._selection(self.schema.key)} order by rowid")
-        ]
+        query = f"{self._selection(self.schema.key)} order by rowid"
+        return [self._row(*fetched) for fetched in connection.execute(query)]
 
     def _row(self, rowid: object, size: object, *key: object) -> Row:
         """Make a row from a query result. Raises :class:`sqlite3.DatabaseError` for values of a file that was cut."""
@@ -312,6 +299,7 @@ class RowFile(TableFile):
 
     def _rows_in(self, connection: sqlite3.Connection, keys: Sequence[Sequence[str]]) -> dict[tuple[str, ...], Values]:
         """Return the values of the keys that have a row."""
+        keys = list(filter(_spellable, keys))
         names = [f'"{column}"' for column in self.schema.columns]
         requested = [f'"requested {column}"' for column in self.schema.key]
         width = len(requested)
@@ -322,15 +310,15 @@ class RowFile(TableFile):
         fetched: dict[tuple[str, ...], Values] = {}
         for first in range(0, len(keys), _REQUESTED_AT_ONCE):
             some = keys[first : first + _REQUESTED_AT_ONCE]
-            rows_given = f"with requested({', '.join(requested)}) as (values {', '.join(place for _ in some)})"
-            for row in connection.execute(f"{rows_given} {query}", [part for key in some for part in key]):
+            table = f"with requested({', '.join(requested)}) as (values {', '.join(place for _ in some)})"
+            for row in connection.execute(f"{table} {query}", [part for key in some for part in key]):
                 fetched.setdefault(row[:width], row[width:])
         return fetched
 
     @contextmanager
     def _reading(self) -> Iterator[sqlite3.Connection]:
         with self._translated():
-            header = plain.read_locked(self.path, limit=_HEADER)
+            header = plain.read_locked(self.path, limit=database.HEADER)
             if header and not header.startswith(_MAGIC):
                 raise sqlite3.DatabaseError("file is not a database")
             has_log = database.has_log(self.path)
@@ -371,26 +359,20 @@ class RowFile(TableFile):
             # Another program may remove its journal at any moment.
             with suppress(FileNotFoundError):
                 plain.plain_status(database.companion(self.path, suffix))
-        location = f"file:{quote(os.fsencode(self.path))}?{mode}"
-        opened = sqlite3.connect(
-            location, timeout=self.lock_timeout, uri=True, isolation_level=None, check_same_thread=False
-        )
+        file, wait = f"file:{quote(os.fsencode(self.path))}?{mode}", self.lock_timeout
+        opened = sqlite3.connect(file, timeout=wait, uri=True, isolation_level=None, check_same_thread=False)
         with closing(opened) as connection:
             connection.text_factory = lambda data: data.decode(errors="surrogateescape")
             connection.execute("pragma trusted_schema = off")
             connection.execute("pragma cell_size_check = on")
-            foreign = database.foreign_object(connection, self.schema.create)
-            if foreign is not None:
+            if (foreign := database.foreign_object(connection, self.schema.create)) is not None:
                 # A later release may make its table differently.
                 refusal = UnknownFormat if foreign == f"table {self.schema.table!r}" else Refused
                 raise refusal(self.layer, f"holds a {foreign} that its library does not make; left alone", self.path)
             yield connection
 
     def _require_private(self) -> None:
-        """Raise :class:`Unreachable` if another user can write to the database, or to a folder on the way to it.
-
-        That user could make sqlite delete other files. Neither the file nor its folder need exist.
-        """
+        """Raise :class:`Unreachable` if another user can write to the database, existing or not, or a folder above."""
         folder = plain.nearest(self.path.parent)
         names = tuple(self.path.name + suffix for suffix in ("", *database.COMPANIONS))
         reason = None if self.shared else trust.shared_because(folder, names if folder == self.path.parent else ())
@@ -403,21 +385,19 @@ class RowFile(TableFile):
         try:
             with self.translated(verb):
                 yield
-        except sqlite3.OperationalError as error:
-            raise self._operational(error) from error
         except sqlite3.DatabaseError as error:
-            raise self._damaged(f"not a usable database: {error}") from error
+            raise self._error_of(error) from error
 
-    def _operational(self, error: sqlite3.OperationalError) -> LayerError:
+    def _error_of(self, error: sqlite3.DatabaseError) -> LayerError:
         text = str(error)
+        if not isinstance(error, sqlite3.OperationalError) or "no such column" in text or "malformed" in text:
+            return self._damaged(f"not a usable database: {text}")
         if "locked" in text or "busy" in text:
             return self._locked_too_long(self.lock_timeout)
         if database.has_journal(self.path) and ("readonly" in text or "unable to open" in text):
             return self._pending()
         if self._lacks_room(error):
             return NoRoom(self.layer, f"sqlite cannot write: {text}{MAKE_ROOM}", self.path)
-        if "no such column" in text or "malformed" in text:
-            return self._damaged(f"not a usable database: {text}")
         advice = "; make the file and its folder writable" if "readonly" in text else ""
         return Unreachable(self.layer, f"sqlite cannot use it: {text}{advice}", self.path)
 
@@ -445,14 +425,13 @@ class RowFile(TableFile):
     def _damaged(self, message: str) -> LayerError:
         """Return that the file is damaged, unless it cannot be read to its end or is of a later version of sqlite."""
         try:
-            handle = plain.open_plain(self.path)
-            try:
-                if (header := os.read(handle, _HEADER)).startswith(_MAGIC) and max(header[18:20]) > _NEWEST:
+            with plain.opened_locked(self.path) as handle:
+                header = os.pread(handle, database.HEADER, 0)
+                if header.startswith(_MAGIC) and max(header[18:20]) > _NEWEST:
                     return UnknownFormat(self.layer, "is of a later version of sqlite; left alone", self.path)
-                while os.read(handle, _CHUNK):
-                    pass
-            finally:
-                plain.release(handle)
+                position = 0
+                while chunk := os.pread(handle, _CHUNK, position):
+                    position += len(chunk)
         except OSError as error:
             return Unreachable(self.layer, f"cannot be read: {error.strerror or error}", self.path)
         return Damaged(self.layer, message, self.path)

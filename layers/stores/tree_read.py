@@ -13,7 +13,7 @@ import os
 import re
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,7 +21,7 @@ from cachectl.layers.base.errors import LayerError, Unreachable
 from cachectl.layers.base.lazy import regex
 from cachectl.layers.base.limits import LARGEST_ENTRY
 from cachectl.layers.base.text import printable, too_large
-from cachectl.layers.core.entry import Entry, Problem, Usage, orphan, unknown
+from cachectl.layers.core.entry import Entry, Problem, orphan, unknown
 from cachectl.layers.core.store import EntryError
 from cachectl.layers.core.switch import Ability
 from cachectl.layers.disk import atomic, handles, plain
@@ -55,10 +55,6 @@ class Shape(NamedTuple):
     Every file in a folder must match ``members`` (``None``: anything); a folder with another file is left alone.
     Without the files in ``first`` a folder is a miss to the library: they are removed first if it cannot be renamed.
 
-    If an entry is a file with others next to it, their names match ``companions``, and the first group of that pattern
-    matches the same text as the first group of the entry's own. Without the entry's own file the library finds none of
-    them: it is placed last and removed first.
-
     Things with a ``because`` are orphans, such as leaked temporaries; ``idle_only`` says that a live process may still
     be writing one. ``sizes`` lists the bytes that a file, or the number of names that a folder, may have. ``private``
     accepts only what no other user may read, as ``mkstemp`` makes it. ``sums`` marks files of the cache as a whole.
@@ -71,7 +67,6 @@ class Shape(NamedTuple):
     folders: bool = False
     members: re.Pattern[str] | None = None
     first: tuple[str, ...] = ()
-    companions: re.Pattern[str] | None = None
     because: str | None = None
     idle_only: bool = True
     sizes: tuple[int, ...] = ()
@@ -87,20 +82,12 @@ class Shape(NamedTuple):
         return os.rename if self.folders else atomic.place_new
 
     @property
-    def is_packed(self) -> bool:
-        """Return whether an entry may have several files, so that its bytes are a tar of them."""
-        return self.folders or self.companions is not None
-
-    @property
     def is_entry(self) -> bool:
         """Return whether things of this shape are entries."""
         return self.because is None and not self.sums and not self.resembles
 
-    def strange(self, name: str, paths: Iterable[str]) -> str | None:
-        """Return the first path, by name, that does not belong to the entry of this name."""
-        if self.companions is not None:
-            own = {name, *self.beside((name, *paths)).get(name, ())}
-            return min((path for path in paths if path not in own), default=None)
+    def strange(self, paths: Iterable[str]) -> str | None:
+        """Return the first path in an entry's folder, by name, that does not match."""
         pattern = self.members
         wrong = () if pattern is None else [path for path in paths if not pattern.fullmatch(path)]
         return min(wrong, default=None)
@@ -110,19 +97,8 @@ class Shape(NamedTuple):
         if (pattern := self.members) is None:
             return None
         matches = pattern.fullmatch
-        wrong = [path for path, shape in members.items() if not (matches(path) and stat.S_ISREG(shape.st_mode))]
+        wrong = [path for path, status in members.items() if not (matches(path) and stat.S_ISREG(status.st_mode))]
         return min(wrong, key=lambda path: (matches(path) is not None, path), default=None)
-
-    def beside(self, names: Iterable[str]) -> dict[str, list[str]]:
-        """Return the companions among the names of a folder by the name of their entry, ``""`` if that is missing."""
-        matched: dict[str, list[str]] = {}
-        if self.companions is not None:
-            own = {name: match[1] for name in sorted(names) if (match := self.levels[-1].fullmatch(name)) is not None}
-            entries = {group: name for name, group in own.items()}
-            for name in sorted(names):
-                if name not in own and (match := self.companions.fullmatch(name)) is not None:
-                    matched.setdefault(entries.get(match[1], ""), []).append(name)
-        return matched
 
     def accepts(self, key: str) -> bool:
         """Return whether a key has this shape."""
@@ -134,12 +110,8 @@ class Shape(NamedTuple):
         return all(pattern.fullmatch(part) for pattern, part in zip(self.levels, parts, strict=False))
 
     def owns(self, parts: Sequence[str]) -> bool:
-        """Return whether a path, by its name, is a thing of this shape, its companion, above it or in it."""
-        if self.leads_to(parts) and (self.folders or len(parts) <= len(self.levels)):
-            return True
-        if self.companions is None or len(parts) != len(self.levels):
-            return False
-        return self.leads_to(parts[:-1]) and self.companions.fullmatch(parts[-1]) is not None
+        """Return whether a path, by its name, is a thing of this shape, above it or in it."""
+        return self.leads_to(parts) and (self.folders or len(parts) <= len(self.levels))
 
     def takes(self, folder: int, name: str, status: os.stat_result) -> bool:
         """Return whether a thing in an open folder, whose name matches, has this shape."""
@@ -148,13 +120,16 @@ class Shape(NamedTuple):
         is_kind = stat.S_ISDIR if self.folders else stat.S_ISREG
         if not is_kind(status.st_mode) or (self.private and status.st_mode & 0o077):
             return False
-        if self.sizes and (_names_in(folder, name) if self.folders else status.st_size) not in self.sizes:
+        size = status.st_size
+        if self.sizes and self.folders:
+            with handles.opened(name, folder) as opened:
+                size = len(os.listdir(opened))
+        if self.sizes and size not in self.sizes:
             return False
         return self.levels[-1] is not OWN_TEMPORARY or handles.is_left_own(folder, name, status)
 
 
 OWN = Shape((OWN_TEMPORARY,), folders=True, because="left by an interrupted cachectl", idle_only=False)
-_STRAY = Shape((), because="a file of an entry that is missing")
 _ABOVE = Shape((), sums=True)
 #: Names that systems and users give to files in any folder.
 SYSTEM_NAME = regex(r"\.nfs.*|\.DS_Store|CACHEDIR\.TAG|lost\+found|README.*", re.DOTALL)
@@ -190,13 +165,6 @@ class Leaf(NamedTuple):
         """Return the bytes that the deletion of each file and folder frees; none for a file with another hard link."""
         sizes = {path: handles.size_of(shape) * (shape.st_nlink == 1) for path, shape in self.members.items()}
         return sizes | {path: handles.size_of(shape) for path, shape in self.folders.items()}
-
-    @property
-    def found(self) -> Entry | Usage:
-        """Return what a scan yields for it."""
-        entry = self.entry
-        is_sum = self.shape.sums and not entry.is_unknown
-        return Usage(files=entry.files, bytes=entry.bytes) if is_sum else entry
 
     def as_unknown(self, because: str | None) -> Leaf:
         """Return it as one of an unknown format; unchanged if there is no reason for that."""
@@ -249,15 +217,14 @@ class Tree:
         except OSError as error:
             yield from self._unread(above, error, shapes)
             return
-        beside = self._beside(folder, (*above, ""), names)
         for name in names:
             fitting = [shape for shape in shapes if shape.levels[len(above)].fullmatch(name)]
             # Most names in a shared folder match nothing, and need no stat.
-            if not fitting and name not in beside.get("", ()):
+            if not fitting:
                 continue
             parts = (*above, name)
             try:
-                matched = self.recognise(folder, parts, fitting, beside)
+                matched = self.recognise(folder, parts, fitting)
                 if isinstance(matched, (Leaf, Problem)):
                     yield matched
                 elif matched:
@@ -272,28 +239,8 @@ class Tree:
             except OSError as error:
                 yield from self._unread(parts, error, fitting)
 
-    def _beside(self, folder: int, parts: Sequence[str], names: Sequence[str] = ()) -> dict[str, list[str]]:
-        """Return the companions in an open folder, as :meth:`Shape.beside`, given its names or a path in it."""
-        matched: dict[str, list[str]] = {}
-        for shape in self.shapes:
-            if shape.companions is not None and len(shape.levels) == len(parts):
-                matched |= shape.beside(names or {parts[-1], *os.listdir(folder)})
-        return matched
-
-    def companions(
-        self, folder: int, parts: Sequence[str], beside: Mapping[str, Sequence[str]] | None = None
-    ) -> dict[str, os.stat_result]:
-        """Return the files next to an entry in an open folder, given those of all entries there."""
-        names = (self._beside(folder, parts) if beside is None else beside).get(parts[-1], ())
-        matched = ((file, plain.status_at(file, dir_fd=folder)) for file in names)
-        return {file: status for file, status in matched if status is not None and stat.S_ISREG(status.st_mode)}
-
     def recognise(
-        self,
-        folder: int,
-        parts: Sequence[str],
-        fitting: Sequence[Shape] | None = None,
-        beside: Mapping[str, Sequence[str]] | None = None,
+        self, folder: int, parts: Sequence[str], fitting: Sequence[Shape] | None = None
     ) -> Leaf | Problem | list[Shape] | None:
         """Return the thing at a path, or its problem; for a folder above things, the shapes of what may be in it."""
         name, depth = parts[-1], len(parts)
@@ -302,22 +249,22 @@ class Tree:
             return None
         if fitting is None:
             fitting = [shape for shape in self.shapes if depth <= len(shape.levels) and shape.leads_to(parts)]
-        if beside is None:
-            beside = self._beside(folder, parts)
-        is_stray = name in beside.get("", ()) and stat.S_ISREG(status.st_mode)
         here = (one for one in fitting if len(one.levels) == depth and one.takes(folder, name, status))
-        shape = _STRAY if is_stray else next(here, None)
+        shape = next(here, None)
         longer = [shape for shape in fitting if len(shape.levels) > depth] if stat.S_ISDIR(status.st_mode) else []
         if shape is None or (shape.resembles and not all(shape.resembles for shape in longer)):
             is_of_layer = any(shape.because is None and not shape.resembles for shape in fitting)
             if stat.S_ISLNK(status.st_mode) and is_of_layer:
                 return self._problem(parts, "link", "a link inside the root is not followed")
             return longer
-        members, folders = _measured(folder, name, status)
+        members: handles.Statuses = {}
+        folders: handles.Statuses = {}
+        if stat.S_ISDIR(status.st_mode):
+            handles.gather(folder, name, members, folders)
+        else:
+            members[""] = status
         strange = STRANGE_NAME if shape.resembles else None
-        if shape.companions is not None:
-            members |= self.companions(folder, parts, beside)
-        elif (misfit := shape.misfit(members)) is not None:
+        if (misfit := shape.misfit(members)) is not None:
             strange = f"holds {misfit!r}, which does not belong there; left alone"
             if not shape.is_entry or SYSTEM_NAME.fullmatch(misfit.rpartition("/")[2]):
                 return self._problem(parts, "unrecognised", strange)
@@ -361,32 +308,25 @@ class Tree:
             status = None if parent is None else plain.status_at(name, dir_fd=parent)
             if parent is None or status is None or not shape.takes(parent, name, status):
                 return None
-            own = "" if shape.companions is None else name
             total = 0
             try:
-                for file in (name, *self.companions(parent, key.split("/"))):
-                    for folder, child, path in handles.walk(parent, file):
-                        paths.append(path or (own and file))
-                        if wanted is None or wanted(paths[-1]):
-                            content = self._read(folder, child, key, path)
-                            total += len(content)
-                            contents[paths[-1]] = content
-                        if total > LARGEST_ENTRY:
-                            raise OSError(errno.EFBIG, too_large(total, LARGEST_ENTRY), name)
-                # If a file vanished meanwhile, the entry is being replaced: return a miss, not half an entry.
-                if own and os.stat(name, dir_fd=parent, follow_symlinks=False).st_mtime_ns != status.st_mtime_ns:
-                    return None
+                for folder, child, path in handles.walk(parent, name):
+                    paths.append(path)
+                    if wanted is None or wanted(path):
+                        contents[path] = self._read(folder, child, key, path)
+                        total += len(contents[path])
+                    if total > LARGEST_ENTRY:
+                        raise OSError(errno.EFBIG, too_large(total, LARGEST_ENTRY), name)
             except FileNotFoundError:
+                # The entry is being replaced: return a miss, not half an entry.
                 return None
-        return contents if shape.strange(name, paths) is None else None
+        return contents if shape.strange(paths) is None else None
 
     def read_file(self, key: str, path: str = "", limit: int = -1) -> bytes | None:
         """Read one file of an entry (the first ``limit`` bytes), never through a link."""
-        with self._above(f"{key}/{path}" if path else key) as (folder, name):
-            try:
-                return None if folder is None else self._read(folder, name, key, path, limit)
-            except FileNotFoundError:
-                return None
+        with self._above(f"{key}/{path}" if path else key) as (folder, name), suppress(FileNotFoundError):
+            return None if folder is None else self._read(folder, name, key, path, limit)
+        return None
 
     def _read(self, folder: int, name: str, key: str, path: str, limit: int = -1) -> bytes:
         """Read a file in an open folder; ``path`` is that in the entry."""
@@ -416,12 +356,8 @@ class Tree:
         """
         *above, name = path.split("/")
         try:
-            with self.opened() as root:
-                if root is None:
-                    yield None, name
-                else:
-                    with handles.below(root, above) as folder:
-                        yield folder, name
+            with self.opened() as root, ExitStack() as stack:
+                yield None if root is None else stack.enter_context(handles.open_below(root, above)), name
         except LayerError:
             raise
         except OSError as error:
@@ -443,18 +379,3 @@ class Tree:
 def entry_shape(shapes: Iterable[Shape], key: str) -> Shape | None:
     """Return the shape of the entry with a key; ``None`` if no entry can have that key."""
     return next((shape for shape in shapes if shape.is_entry and shape.accepts(key)), None)
-
-
-def _names_in(folder: int, name: str) -> int:
-    with handles.opened(name, folder) as opened:
-        return len(os.listdir(opened))
-
-
-def _measured(folder: int, name: str, status: os.stat_result) -> tuple[handles.Statuses, handles.Statuses]:
-    """Return the files and the folders of a thing by their paths. Raises :class:`OSError` if it just vanished."""
-    if not stat.S_ISDIR(status.st_mode):
-        return {"": status}, {}
-    members: handles.Statuses = {}
-    folders: handles.Statuses = {}
-    handles.gather(folder, name, members, folders)
-    return members, folders

@@ -98,10 +98,9 @@ def _remove_from(
     freed: list[int],
     tidy: Tidy,
 ) -> str | None:
-    """Remove one thing in an open folder; return why it was kept, or ``None``.
+    """Remove one thing in an open folder; return why it was kept, or ``None``. Raises ``parent`` if it is an error.
 
-    Adds to ``moved`` what it moves into the trash, and to ``freed`` the bytes of what it deletes. Raises ``parent`` if
-    that is an error.
+    Adds to ``moved`` what it moves into the trash, and to ``freed`` the bytes of what it deletes.
     """
     if parent is None:
         return GONE
@@ -124,10 +123,6 @@ def _remove_from(
             moved.append((place, leaf.frees))
     else:
         atomic.delete(parent, name, freed, first=shape.first)
-        for file in filter(None, leaf.members if shape.companions is not None else ()):
-            # A file that remains is an orphan now.
-            with suppress(OSError):
-                atomic.delete(parent, file, freed)
     return None
 
 
@@ -136,7 +131,7 @@ def _with_parents(root: int, entries: Iterable[Entry]) -> Iterator[tuple[Entry, 
     for above, members in groupby(entries, lambda entry: entry.key.rpartition("/")[0]):
         group = iter([*members])
         try:
-            with handles.below(root, above.split("/") if above else ()) as parent:
+            with handles.open_below(root, above.split("/") if above else ()) as parent:
                 for entry in group:
                     yield entry, parent
         except OSError as error:
@@ -148,7 +143,7 @@ def _remove_empty(root: int, keys: Sequence[str], freed: list[int]) -> None:
     """Remove the empty folders above some keys, and add their bytes to ``freed``."""
     parents = {tuple(key.split("/")[:depth]) for key in keys for depth in range(1, key.count("/") + 1)}
     for *above, name in sorted(parents, key=len, reverse=True):
-        with suppress(OSError), handles.below(root, above) as folder:
+        with suppress(OSError), handles.open_below(root, above) as folder:
             if folder is not None:
                 _removed_empty(folder, name, freed)
 

@@ -76,13 +76,13 @@ def _place(tree: Tree, entries: Mapping[str, Members], outcome: Placed, guard: G
         parents = sorted({tuple(key.split("/")[:-1]) for key in staged})
         # A guard may lock a file in one of these.
         for parts in parents:
-            with suppress(OSError), handles.made_below(root, parts):
+            with suppress(OSError), handles.make_below(root, parts):
                 pass
         with guard(root):
             for key in staged:
                 outcome[key] = _move_in(tree, root, stage, names[key], key, replace=replace) or True
         for parts in parents:
-            with handles.below(root, parts) as parent:
+            with handles.open_below(root, parts) as parent:
                 if parent is not None:
                     os.fsync(parent)
 
@@ -94,13 +94,12 @@ def _fill(tree: Tree, stage: int, name: str, key: str, members: Members, *, fail
         for path, content in members.items():
             *above, file = f"{name}/{path}".split("/") if path else (name,)
             # One at a time, because an entry may have more folders than a process may open.
-            with handles.made_below(stage, above) as folder:
-                handle = atomic.create(file, folder, 0o600 if shape is None else shape.mode)
-                try:
-                    atomic.write_all(handle, (content,))
-                    os.fsync(handle)
-                finally:
-                    os.close(handle)
+            with (
+                handles.make_below(stage, above) as folder,
+                open(atomic.create(file, folder, 0o600 if shape is None else shape.mode), "wb") as opened,
+            ):
+                atomic.write_all(opened.fileno(), (content,))
+                os.fsync(opened.fileno())
     except (OSError, ValueError) as error:
         failed[key] = _failure(tree, key, error)
     return key not in failed
@@ -121,21 +120,17 @@ def _move_in(tree: Tree, root: int, stage: int, staged: str, key: str, *, replac
     parts = key.split("/")
     for tries_left in reversed(range(_TRIES)):
         try:
-            with handles.made_below(root, parts[:-1]) as parent:
-                wrong = ""
+            with handles.make_below(root, parts[:-1]) as parent:
                 if plain.status_at(parts[-1], dir_fd=parent) is None:
-                    if tree.companions(parent, parts):
-                        wrong = "files of a missing entry are in its place; cachectl purge removes them"
+                    pass
                 elif not isinstance(leaf := tree.recognise(parent, parts), Leaf) or leaf.entry.is_unknown:
                     # Another process may be replacing it.
                     if tries_left:
                         continue
                     reason = leaf.entry.because if isinstance(leaf, Leaf) else "is not an entry; left alone"
-                    wrong = f"what has its name {reason}"
+                    return LayerError(tree.layer, f"what has its name {reason}", tree.root / key)
                 elif not replace:
                     return EntryExists(tree.layer, tree.root / key)
-                if wrong:
-                    return LayerError(tree.layer, wrong, tree.root / key)
                 _exchange(tree, stage, staged, parent, key, replace=replace)
                 break
         except OSError as error:
@@ -147,32 +142,20 @@ def _move_in(tree: Tree, root: int, stage: int, staged: str, key: str, *, replac
 
 
 def _exchange(tree: Tree, stage: int, staged: str, parent: int, key: str, *, replace: bool) -> None:
-    """Move an entry to its path, its own file last; after an error the old one is back, unless one was placed."""
-    parts = key.split("/")
-    shape, name = entry_shape(tree.shapes, key), parts[-1]
-    if shape is None or (replace and not shape.is_packed):
+    """Move an entry to its path; after an error the old one is back, unless another was placed."""
+    shape, name, place = entry_shape(tree.shapes, key), key.rpartition("/")[2], plain.own_name()
+    if shape is None or (replace and not shape.folders):
         atomic.move_in(staged, stage, name, parent)
         return
-    moved: list[tuple[int, str, int, str]] = []
-    with ExitStack() as stack:
-        source, files = stage, {staged: name}
-        if shape.companions is not None:
-            source = stack.enter_context(handles.opened(staged, stage))
-            files = {file: file for file in sorted(os.listdir(source), key=lambda file: file == name)}
-        try:
-            for file in (name, *tree.companions(parent, parts)) if replace else ():
-                with suppress(FileNotFoundError):
-                    place = plain.own_name()
-                    move_out(shape, parent, file, stage, place, freed=[])
-                    moved.append((parent, file, stage, place))
-            for file, place in files.items():
-                shape.move(file, place, src_dir_fd=source, dst_dir_fd=parent)
-                moved.append((source, file, parent, place))
-        except OSError:
-            for source, file, to, place in reversed(moved):
-                with suppress(OSError):
-                    shape.move(place, file, src_dir_fd=to, dst_dir_fd=source)
-            raise
+    with suppress(FileNotFoundError):
+        if replace:
+            move_out(shape, parent, name, stage, place, freed=[])
+    try:
+        shape.move(staged, name, src_dir_fd=stage, dst_dir_fd=parent)
+    except OSError:
+        with suppress(OSError):
+            shape.move(place, name, src_dir_fd=stage, dst_dir_fd=parent)
+        raise
 
 
 def move_out(shape: Shape, source: int, name: str, to: int, place: str, *, freed: list[int]) -> bool:

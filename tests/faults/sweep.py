@@ -80,10 +80,9 @@ class Case:
     output: str | None = None
 
 
-def _quiet(injector: Injector, world: World, home: Path, *arguments: str) -> Ended:
+def _quiet(injector: Injector, world: World, home: Path, *arguments: str) -> None:
     done = injector.run(*arguments, home=home, fault=Fault(0), variables=world.variables)
     assert done.status == 0, (arguments, done)
-    return done
 
 
 def _take_out(layer: str) -> Callable[[Injector, World, Path], object]:
@@ -191,35 +190,24 @@ def _false_listing(said: Any, true: Any) -> Iterator[str]:  # noqa: ANN401 - JSO
             yield f"{name}: another {lies}"
         elif other and name[0] not in failed:
             yield f"{name}: {other} not read, and nobody says so"
-    if required_roots := {name[0] for name in known.keys() - listed.keys()} - failed:
-        yield f"lacks entries of {required_roots}, and nobody says so"
+    if layers := {name[0] for name in known.keys() - listed.keys()} - failed:
+        yield f"lacks entries of {layers}, and nobody says so"
 
 
 def _false_findings(said: Any, true: Any) -> Iterator[str]:  # noqa: ANN401 - JSON
-    def names(document: Any) -> set[tuple[str, ...]]:  # noqa: ANN401 - JSON
-        return {
-            (found["layer"], found["root"], str(found["key"]), found["code"])
-            for found in document["findings"]
-            if found["code"] != "unreadable"
-        }
-
-    unread = {
-        layer
-        for found in said["findings"]
-        for layer in found.get("layers", [found["layer"]])
-        if found["code"] == "unreadable"
-    }
-    if new := names(said) - names(true):
+    found, expected = (
+        {(finding["layer"], finding["root"], str(finding["key"]), finding["code"]) for finding in document["findings"]}
+        for document in (said, true)
+    )
+    closed = [finding for finding in said["findings"] if finding["code"] == "unreadable"]
+    unread = {layer for finding in closed for layer in finding.get("layers", [finding["layer"]])}
+    if new := [name for name in found - expected if name[3] != "unreadable"]:
         yield f"found what is not so: {sorted(new)[:2]}"
-    if required_roots := {name[0] for name in names(true) - names(said)} - unread:
-        yield f"lacks findings of {required_roots}, and nobody says so"
+    if layers := {name[0] for name in expected - found if name[3] != "unreadable"} - unread:
+        yield f"lacks findings of {layers}, and nobody says so"
 
 
-TRUTHS = {
-    "report": _false_report,
-    "ls": _false_listing,
-    **dict.fromkeys(("verify", "doctor"), _false_findings),
-}
+TRUTHS = {"report": _false_report, "ls": _false_listing, "verify": _false_findings, "doctor": _false_findings}
 
 
 class Sweep:

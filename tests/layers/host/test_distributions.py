@@ -10,6 +10,7 @@ import pytest
 from support.layers import write
 
 from cachectl.layers.disk import distributions
+from cachectl.layers.disk.distributions import version_in
 
 
 def asked(distribution: str) -> str | None:
@@ -22,10 +23,10 @@ def asked(distribution: str) -> str | None:
 def test_everything_that_is_installed_here_is_known() -> None:
     """By any installer."""
     names = {found.metadata["Name"] for found in metadata.distributions() if found.metadata["Name"]}
-    assert {name: distributions.version_of(name) for name in names} == {name: asked(name) for name in names}
+    assert {name: version_in(sys.path, name) for name in names} == {name: asked(name) for name in names}
     normal = {distributions.normal(name): asked(name) for name in names}
     assert distributions.versions_in(sys.path).items() >= normal.items()
-    assert distributions.version_of("no-such-distribution") is None
+    assert version_in(sys.path, "no-such-distribution") is None
 
 
 def test_a_folder_that_changes_within_a_tick_of_the_clock_is_listed_again(tmp_path: Path) -> None:
@@ -48,7 +49,7 @@ def test_a_relative_folder_is_that_of_the_working_folder(tmp_path: Path, monkeyp
 
 def test_a_version_is_read_from_metadata_of_any_bytes(tmp_path: Path) -> None:
     write(tmp_path / "mine.dist-info/METADATA", b"Name: mine\nAuthor: Andr\xe9\nVersion: 1.0\n\nVersion: 2.0\n")
-    assert distributions.version_in([str(tmp_path)], "mine") == "1.0"
+    assert version_in([str(tmp_path)], "mine") == "1.0"
 
 
 #: The last two are two versions of one name, and an empty folder.
@@ -68,4 +69,4 @@ def test_odd_names_are_read_as_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             write(tmp_path / name / "METADATA", f"Metadata-Version: 2.1\nName: mine\nVersion: {version}\n")
     monkeypatch.syspath_prepend(tmp_path)
     for distribution in ("mine", "empty"):
-        assert distributions.version_of(distribution) == asked(distribution)
+        assert version_in(sys.path, distribution) == asked(distribution)

@@ -150,26 +150,24 @@ def test_a_folder_that_is_mounted_over_another_is_not_the_one_that_was_seen(tmp_
     assert (done.stdout, done.stderr) == ("[('3.0', None)]\n", "")
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{", '{"sightings": [{}]}', '{"sightings": [[1]]}', "[" * 100_000])
-def test_a_damaged_record_has_no_witness(tmp_path: Path, content: str) -> None:
-    write(record_of(tmp_path), content.encode())
-    assert seen_again(tmp_path).sightings == {}
-
-
 @pytest.mark.parametrize(
-    ("field", "value"),
-    [("gone", "yesterday"), ("path", 1), ("path", "/a\0"), ("target", "a"), ("places", ["a"]), ("packages", {})],
+    "wrong",
+    [
+        *("", "[]", "{", '{"sightings": [{}]}', '{"sightings": [[1]]}', "[" * 100_000),
+        *(("gone", "yesterday"), ("path", 1), ("path", "/a\0"), ("target", "a"), ("places", ["a"]), ("packages", {})),
+        pytest.param(NOBODY, marks=as_root),
+    ],
 )
-def test_a_wrong_value_makes_it_damaged(tmp_path: Path, field: str, value: object) -> None:
+def test_a_record_that_is_damaged_or_of_another_user_has_no_witness(
+    tmp_path: Path, wrong: str | tuple[str, object] | int
+) -> None:
     noted(tmp_path, tmp_path / "libpocl.so", "3.0")
-    alter(tmp_path, field, value)
-    assert seen_again(tmp_path).sightings == {}
-
-
-@as_root
-def test_a_record_of_another_user_is_not_read(tmp_path: Path) -> None:
-    noted(tmp_path, tmp_path / "libpocl.so", "3.0")
-    os.chown(record_of(tmp_path), NOBODY, NOBODY)
+    if isinstance(wrong, str):
+        record_of(tmp_path).write_text(wrong)
+    elif isinstance(wrong, int):
+        os.chown(record_of(tmp_path), wrong, wrong)
+    else:
+        alter(tmp_path, *wrong)
     assert seen_again(tmp_path).sightings == {}
 
 

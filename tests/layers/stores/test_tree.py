@@ -41,18 +41,13 @@ def fill(tree: Tree, key: str = "ab/0001", **files: bytes) -> Path:
     return folder
 
 
-def entries(tree: Tree) -> list[Entry]:
-    return [
-        leaf.entry for leaf in tree.scan() if isinstance(leaf, Leaf) and not (leaf.shape.sums or leaf.entry.is_unknown)
-    ]
+def entries(tree: Tree, *, unknown: bool = False) -> list[Entry]:
+    leaves = (leaf for leaf in tree.scan() if isinstance(leaf, Leaf) and not leaf.shape.sums)
+    return [leaf.entry for leaf in leaves if leaf.entry.is_unknown is unknown]
 
 
-def unknown(tree: Tree) -> list[str]:
-    return [leaf.entry.key for leaf in tree.scan() if isinstance(leaf, Leaf) and leaf.entry.is_unknown]
-
-
-def keys(tree: Tree) -> list[str]:
-    return [entry.key for entry in entries(tree)]
+def keys(tree: Tree, *, unknown: bool = False) -> list[str]:
+    return [entry.key for entry in entries(tree, unknown=unknown)]
 
 
 def problems(tree: Tree) -> dict[str, str]:
@@ -86,7 +81,7 @@ def test_an_entry_with_a_link_or_a_pipe_is_left_alone(tmp_path: Path) -> None:
     fill(tree, "ab/0001").joinpath("other").symlink_to("file")
     os.mkfifo(fill(tree, "ab/0002") / "other")
     fill(tree, "ab/0003")
-    assert unknown(tree) == ["ab/0001", "ab/0002"]
+    assert keys(tree, unknown=True) == ["ab/0001", "ab/0002"]
     assert (keys(tree), clear(tree).removed) == (["ab/0003"], 1)
     left = {str(path.relative_to(tree.root / "ab")) for path in (tree.root / "ab").rglob("*")}
     assert left == {"0001", "0001/file", "0001/other", "0002", "0002/file", "0002/other"}
