@@ -190,7 +190,7 @@ class FolderPlace(StorePlace):
 
     def write(self, name: str, data: bytes) -> None:
         """Write a temporary file, sync it and rename it."""
-        part, last = name.partition("/")[0], _last(name)
+        part, _, last = name.partition("/")
         made = False
         with self.reached("write", name):
             os.makedirs(self._folder, exist_ok=True)
@@ -323,8 +323,22 @@ class RemotePlace(StorePlace):
 
     def read(self, name: str, most: int) -> bytes:
         """Return the bytes of a name."""
+        path = f"{self._root}/{name}"
         with self.reached("read", name):
-            data = self._read(f"{self._root}/{name}", most + 1)
+            if self._is_atomic:
+                # With a range, there is no second request for the size.
+                data = bytes(self._system.cat_file(path, start=0, end=most + 1))
+            else:
+                with self._system.open(path, "rb") as file, io.BytesIO() as content:
+                    # Without prefetch, paramiko waits for every 32 KiB. Not every server reports the size.
+                    with suppress(AttributeError, OSError):
+                        size = file.stat().st_size or 0
+                        # Prefetch requests all of the size that the server claims.
+                        self.require_small(name, size, most)
+                        file.prefetch(size)
+                    while content.tell() <= most and (piece := file.read(most + 1 - content.tell())):
+                        content.write(piece)
+                    data = content.getvalue()
             self.require_small(name, len(data), most)
             return data
 
@@ -365,21 +379,6 @@ class RemotePlace(StorePlace):
             paths = [f"{self._root}/{name}" for name in names]
             for at in range(0, len(paths), 1000):
                 atomic.remove_remote(self._system, paths[at : at + 1000], together=self._is_atomic)
-
-    def _read(self, path: str, most: int) -> bytes:
-        if self._is_atomic:
-            # With a range, there is no second request for the size.
-            return bytes(self._system.cat_file(path, start=0, end=most))
-        with self._system.open(path, "rb") as file, io.BytesIO() as held:
-            # Without prefetch, paramiko waits for every 32 KiB. Not every server reports the size.
-            with suppress(AttributeError, OSError):
-                size = file.stat().st_size or 0
-                # Prefetch requests all of the size that the server claims.
-                self.require_small(posixpath.basename(path), size, most)
-                file.prefetch(size)
-            while held.tell() < most and (piece := file.read(most - held.tell())):
-                held.write(piece)
-            return held.getvalue()
 
     def failure(self, verb: str, name: str, error: Exception) -> Exception:
         """Return an error that says what failed and what to do, in one line; each file system has its own errors."""
