@@ -39,8 +39,6 @@ _REASONS = 3
 _SQLITE = b"SQLite format 3\0"
 
 T = TypeVar("T")
-
-
 AnyCollection = Union["LayerCollection", StoreCollection]
 #: The entries that a target lacks, by portability key.
 CopyPlan = list[tuple[wire.StoreKey, list[Any]]]
@@ -185,10 +183,7 @@ class LayerCollection:
 
 
 def _described(layer: Layer, entries: Sequence[Entry], outcome: transfer.Moved) -> list[Entry]:
-    """Return entries with their details: kernels, and for some layers the device and versions.
-
-    Whatever cannot be read is noted, and entries that could not be listed because of it are excluded.
-    """
+    """Return entries with their details, except those that could not be listed because of a failure, which is noted."""
     layer.environment.step(0, "reading", len(entries))
     troubles: list[listing.Trouble] = []
     described: dict[tuple[Path, str], Entry] = {}
@@ -272,7 +267,7 @@ def folders_of(layers: Iterable[Layer]) -> list[Path]:
     return [path for *_, path in roots if isinstance(path, Path)]
 
 
-def require_own(path: Path, folders: Iterable[Path] = ()) -> None:
+def require_own(path: Path, folders: Iterable[Path]) -> None:
     """Raise :class:`Untrusted` if another user could have written to a database file or a root.
 
     ``folders`` are those of the root's layers; everything in them counts.

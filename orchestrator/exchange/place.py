@@ -264,20 +264,6 @@ class RemotePlace(StorePlace):
             raise BadRequest(f"{self.shown}: web servers do not list files; for a bundle: curl -f … | cachectl pull -")
         if url.endswith("://"):
             raise BadRequest(f"{printable(url)} names no store; add a bucket, or a server and a folder")
-        with self.reached("reach"):
-            self._system, root = self._connected()
-        self._root = root.rstrip("/")
-        protocols = self._system.protocol
-        self._is_atomic = not _OBJECT_STORES.isdisjoint({protocols} if isinstance(protocols, str) else protocols)
-        if self._is_atomic and any(sign in self._root for sign in "*?["):
-            # fsspec interprets them as patterns when it removes several files with one request.
-            raise BadRequest(f"{self.shown}: the URL of a store must not contain *, ? or [")
-        self._made: set[str] = set()
-
-    def _connected(self) -> tuple[Any, str]:
-        """Return the file system of the URL, and the path in it."""
-        from fsspec.core import url_to_fs
-
         options: dict[str, object] = {}
         if self._scheme in _S3:
             options = {"config_kwargs": {"retries": {"total_max_attempts": _ATTEMPTS}}}
@@ -287,13 +273,22 @@ class RemotePlace(StorePlace):
             # fsspec would use the server's /tmp for temporary files, which may be another file system.
             # Without a timeout, paramiko reads an endless greeting forever.
             options = {"temppath": posixpath.dirname(urlsplit(self._url).path), "timeout": _CONNECTING}
-        system, path = url_to_fs(self._url, skip_instance_cache=True, **options)
-        if self._scheme in _S3:
-            # Botocore already retries.
-            system.retries = 1
-        elif self._scheme in _SFTP:
-            system.ftp.get_channel().settimeout(SILENCE)
-        return system, str(path)
+        with self.reached("reach"):
+            from fsspec.core import url_to_fs
+
+            self._system, root = url_to_fs(self._url, skip_instance_cache=True, **options)
+            if self._scheme in _S3:
+                # Botocore already retries.
+                self._system.retries = 1
+            elif self._scheme in _SFTP:
+                self._system.ftp.get_channel().settimeout(SILENCE)
+        self._root = str(root).rstrip("/")
+        protocols = self._system.protocol
+        self._is_atomic = not _OBJECT_STORES.isdisjoint({protocols} if isinstance(protocols, str) else protocols)
+        if self._is_atomic and any(sign in self._root for sign in "*?["):
+            # fsspec interprets them as patterns when it removes several files with one request.
+            raise BadRequest(f"{self.shown}: the URL of a store must not contain *, ? or [")
+        self._made: set[str] = set()
 
     def names(self, folder: str) -> Mapping[str, Written]:
         """List the regular files in a folder."""
