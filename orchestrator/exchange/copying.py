@@ -2,8 +2,7 @@
 
 A collection is anything that holds artifacts by layer and key: the layers of an environment
 (:class:`LayerCollection`), or a store (:class:`~cachectl.exchange.store.StoreCollection`). An isolated root and a
-database file are layers of an environment too. :func:`missing` plans which entries one collection lacks of another, and
-:func:`copy` copies them.
+database file are layers of an environment too.
 """
 
 from __future__ import annotations
@@ -57,8 +56,7 @@ def missing(
 ) -> CopyPlan:
     """Plan to copy the selected entries of some portability keys that a target lacks, in the order of their keys.
 
-    If a source has several entries with one key, the first one counts. ``besides`` are keys, by layer, that count as
-    present.
+    If a source has several entries with one key, the first one counts. ``besides`` are keys that count as present.
     """
     plan: CopyPlan = []
     for key in keys:

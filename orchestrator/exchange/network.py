@@ -132,8 +132,7 @@ class NetworkPlace(place.StorePlace):
     ) -> tuple[Any, bytes]:
         """Return the child's answer to a request, and bytes; or raise its error.
 
-        A server has ``patience`` seconds to begin its answer, and may send ``most`` bytes; ``size`` is that of the
-        data.
+        A server has ``patience`` seconds to begin its answer, and may send ``most`` bytes; ``size`` is that of data.
         """
         place.require_time(self._deadline)
         try:

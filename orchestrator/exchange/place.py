@@ -91,8 +91,8 @@ class StorePlace(ABC):
     """A folder, a bucket or a bundle that holds a store.
 
     Every method raises :class:`TransferFailed` or :class:`OSError` if the place cannot be reached. :meth:`read` raises
-    :class:`Gone`, and :class:`BadStore` for more than ``most`` bytes. Writing and overwriting a name is atomic;
-        removing a missing name is no error.
+    :class:`Gone`, and :class:`BadStore` for more than ``most`` bytes. Writing is atomic; a missing name is removed
+    without an error.
     """
 
     #: The address, without a password.

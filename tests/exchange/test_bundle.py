@@ -279,7 +279,7 @@ def test_a_first_push_does_not_replace_a_faster_one(home: Home, tmp_path: Path) 
     [(OSError(errno.ENOSPC, "No space left on device"), "No space left on device"), (SystemExit(3), "SystemExit: 3")],
 )
 def test_what_was_placed_before_a_failure_is_counted(
-    small: Path, home: Home, monkeypatch: pytest.MonkeyPatch, error: BaseException, reason: str, at: str
+    small: Path, home: Home, monkeypatch: pytest.MonkeyPatch, *, error: BaseException, reason: str, at: str
 ) -> None:
     put = put_many
 
