@@ -153,8 +153,7 @@ class Layer:
         with _named(self):
             artifact = get_many(self, [key]).get(key)
             if artifact is None and is_short_key(key):
-                full_keys = (item.key for item in _scanned(self) if item.is_listed and names_key(key, item.key))
-                full = next(full_keys, key)
+                full = next((item.key for item in _scanned(self) if item.is_listed and names_key(key, item.key)), key)
                 artifact = get_many(self, [full]).get(full)
             if isinstance(artifact, Exception):
                 raise artifact
@@ -248,7 +247,6 @@ def moved_to(layer: Layer, folder: Path) -> Layer:
 
 
 def _each_once(roots: Iterable[Root]) -> Iterator[Root]:
-    """Yield only the first of the roots that are the same folder."""
     met = set[object]()
     for root in roots:
         place: object = root.path

@@ -13,7 +13,7 @@ import pytest
 from homes import CACHECTL, Home
 from support.bundles import TRUSTED
 from support.miopen_kernels import add_kernels
-from support.servers import HOSTILE, hostile_server, processes_of, watched
+from support.servers import HOSTILE, S3_USER, hostile_server, processes_of, watched
 from tiers import thorough, thorough_only
 
 from cachectl.exchange import network, place
@@ -26,12 +26,6 @@ pytestmark = pytest.mark.usefixtures("no_proxy")
 START = 8.0
 #: The memory of the parent and of the child's libraries, in bytes.
 BASE = 160 << 20
-S3 = {
-    "AWS_ACCESS_KEY_ID": "ann",
-    "AWS_SECRET_ACCESS_KEY": "secret",
-    "AWS_DEFAULT_REGION": "us-east-1",
-    "AWS_EC2_METADATA_DISABLED": "true",
-}
 #: A command that says whether a process for the network, of its own home, is there.
 PROBE = """
 import os
@@ -49,7 +43,7 @@ print("RAN")
 def address(scheme: str, port: int) -> tuple[str, dict[str, str]]:
     """Return the URL of a store on a server, and variables that lead there."""
     if scheme == "s3":
-        return "s3://bucket/k", {**S3, "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}"}
+        return "s3://bucket/k", {**S3_USER, "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}"}
     return {"oci": f"oci://127.0.0.1:{port}/team/caches", "ssh": f"ssh://ann:pw@127.0.0.1:{port}/store"}[scheme], {}
 
 
