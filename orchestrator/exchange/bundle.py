@@ -95,7 +95,8 @@ def spooled(environment: Environment, chunks: Iterable[bytes], shown: str, spare
 
 def pieces(file: BinaryIO) -> Iterator[bytes]:
     """Yield the rest of an open file in pieces."""
-    return iter(partial(file.read, _CHUNK), b"")
+    while chunk := file.read(_CHUNK):
+        yield chunk
 
 
 def _content(file: BinaryIO) -> Iterator[bytes]:
@@ -207,10 +208,9 @@ class BundlePlace(place.StorePlace):
             place.lock(self._path, self._old)
         try:
             # A file that can get a name.
-            file = open(os.open(self._path.parent, os.O_TMPFILE | os.O_RDWR, 0o666), "w+b")  # noqa: SIM115
+            return zipfile.ZipFile(open(os.open(self._path.parent, os.O_TMPFILE | os.O_RDWR, 0o666), "w+b"), "w")
         except (AttributeError, IsADirectoryError):
             return zipfile.ZipFile(unnamed_file(self._path.parent), "w")
-        return zipfile.ZipFile(file, "w")
 
     def finish(self) -> None:
         """Complete the new bundle with the kept members of the old one, and replace that."""

@@ -285,9 +285,7 @@ def require_own(path: Path, folders: Iterable[Path]) -> None:
 def place_of_file(layers: Iterable[Layer], file: Path) -> tuple[Layer, Path] | None:
     """Return the layer of a database file, and its path in the layer's first root; ``None`` for other files."""
     for layer in layers:
-        place_of = layer.about.place_of_file
-        place = None if place_of is None else place_of(layer, file)
-        if place is not None:
+        if (place_of := layer.about.place_of_file) and (place := place_of(layer, file)) is not None:
             return layer, place
     return None
 

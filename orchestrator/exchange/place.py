@@ -264,18 +264,18 @@ class RemotePlace(StorePlace):
             raise BadRequest(f"{self.shown}: web servers do not list files; for a bundle: curl -f … | cachectl pull -")
         if url.endswith("://"):
             raise BadRequest(f"{printable(url)} names no store; add a bucket, or a server and a folder")
-        options: dict[str, object] = {}
-        if self._scheme in _S3:
-            options = {"config_kwargs": {"retries": {"total_max_attempts": _ATTEMPTS}}}
-        elif self._scheme in _SFTP:
-            # It logs every error that it raises, with a traceback.
-            logging.getLogger("paramiko").setLevel(logging.CRITICAL + 1)
-            # fsspec would use the server's /tmp for temporary files, which may be another file system.
-            # Without a timeout, paramiko reads an endless greeting forever.
-            options = {"temppath": posixpath.dirname(urlsplit(self._url).path), "timeout": _CONNECTING}
         with self.reached("reach"):
             from fsspec.core import url_to_fs
 
+            options: dict[str, object] = {}
+            if self._scheme in _S3:
+                options = {"config_kwargs": {"retries": {"total_max_attempts": _ATTEMPTS}}}
+            elif self._scheme in _SFTP:
+                # It logs every error that it raises, with a traceback.
+                logging.getLogger("paramiko").setLevel(logging.CRITICAL + 1)
+                # fsspec would use the server's /tmp for temporary files, which may be another file system.
+                # Without a timeout, paramiko reads an endless greeting forever.
+                options = {"temppath": posixpath.dirname(urlsplit(self._url).path), "timeout": _CONNECTING}
             self._system, root = url_to_fs(self._url, skip_instance_cache=True, **options)
             if self._scheme in _S3:
                 # Botocore already retries.

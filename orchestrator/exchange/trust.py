@@ -68,8 +68,7 @@ def _with_key(what: str, key: str, arguments: tuple[str, ...], text: bytes) -> b
     shown = printable(key)
     # If there is only the public key, an agent may hold the private one.
     if not os.path.lexists(key) and not os.path.lexists(f"{key}.pub"):
-        message = f"{shown}: this key does not exist; ssh-keygen -t ed25519 -f {quote(key)} makes one"
-        raise BadRequest(message)
+        raise BadRequest(f"{shown}: this key does not exist; ssh-keygen -t ed25519 -f {quote(key)} makes one")
     outcome = _run(arguments, text)
     if outcome.returncode or not outcome.stdout:
         lines = outcome.stderr.decode(errors="replace").split("\n")
