@@ -227,7 +227,7 @@ def _switched(layer: Layer, *, on: bool) -> Switch:
 
 def roots_of(layer: Layer) -> Iterator[Root]:
     """Yield the roots of a layer, each folder once: several paths may lead to it."""
-    return _each_once(layer.roots())
+    return _distinct(layer.roots())
 
 
 def every_root(layer: Layer) -> Iterator[Root]:
@@ -238,7 +238,7 @@ def every_root(layer: Layer) -> Iterator[Root]:
             source, moved = f"own root of a base ({folder})", moved_to(layer, folder).roots()
             inside = (root for root in moved if folder in root.path.parents and root.may_exist)
             roots += (root._replace(source=source) for root in inside)
-    return _each_once(roots)
+    return _distinct(roots)
 
 
 def moved_to(layer: Layer, folder: Path) -> Layer:
@@ -246,7 +246,7 @@ def moved_to(layer: Layer, folder: Path) -> Layer:
     return type(layer)(layer.environment.with_variables(layer.relocate(folder).set))
 
 
-def _each_once(roots: Iterable[Root]) -> Iterator[Root]:
+def _distinct(roots: Iterable[Root]) -> Iterator[Root]:
     met = set[object]()
     for root in roots:
         place: object = root.path

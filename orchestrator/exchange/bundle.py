@@ -331,7 +331,7 @@ class RegistryPlace(BundlePlace):
     def fetch(self) -> None:
         """Download the bundle of the tag."""
         blob = self._container.get_blob_url(self._digest)
-        with self.reached("reach"), self._asked(blob, "GET", stream=True) as response:
+        with self.reached("reach"), self._send(blob, "GET", stream=True) as response:
             # Without decoding: a bundle is not compressed.
             file = spooled(self._environment, pieces(response.raw), self.shown)
         if f"sha256:{sha256_of(file)}" != self._digest:
@@ -349,24 +349,24 @@ class RegistryPlace(BundlePlace):
         file.seek(0)
         self._upload(layer["digest"], file)
         self._upload(digest, _EMPTY)
-        self._asked(self._container.manifest_url(), "PUT", data=text, headers={"Content-Type": _MANIFEST})
+        self._send(self._container.manifest_url(), "PUT", data=text, headers={"Content-Type": _MANIFEST})
 
     def _upload(self, digest: object, data: bytes | BinaryIO) -> None:
         # The first request logs in, so that no body is sent twice.
-        started = self._asked(self._container.upload_blob_url(), "POST")
+        started = self._send(self._container.upload_blob_url(), "POST")
         place = urljoin(started.url, started.headers.get("Location", ""))
         place += ("&" if urlsplit(place).query else "?") + urlencode({"digest": digest})
-        self._asked(place, "PUT", data=data, headers={"Content-Type": "application/octet-stream"})
+        self._send(place, "PUT", data=data, headers={"Content-Type": "application/octet-stream"})
 
     def _manifest(self) -> bytes | None:
         path, headers = self._container.manifest_url(), {"Accept": _MANIFEST}
-        response = self._asked(path, "GET", HTTPStatus.NOT_FOUND, headers=headers, stream=True)
+        response = self._send(path, "GET", HTTPStatus.NOT_FOUND, headers=headers, stream=True)
         if response.status_code == HTTPStatus.NOT_FOUND:
             return None
         with self.reached("reach"):
             return bytes(response.raw.read(_LARGEST_MANIFEST + 1, decode_content=True))
 
-    def _asked(self, path: str, method: str, *fine: int, **given: Any) -> Any:  # noqa: ANN401 - an answer of requests
+    def _send(self, path: str, method: str, *fine: int, **given: Any) -> Any:  # noqa: ANN401 - an answer of requests
         """Send a request. Raises :class:`TransferFailed` for the status of a failure, unless it is one of ``fine``."""
         with self.reached("reach"):
             url = path if place.is_url(path) else f"{self._registry.prefix}://{path}"

@@ -163,7 +163,7 @@ class LayerCollection:
         if entries and self._describes:
             entries = _described(layer, entries, outcome)
         for batch in batches(entries, lambda entry: entry.bytes):
-            read = _got(layer, [entry.key for entry in batch])
+            read = _artifacts_of(layer, [entry.key for entry in batch])
             for entry in batch:
                 artifact = read.get(entry.key)
                 if isinstance(artifact, Artifact):
@@ -194,7 +194,7 @@ def _described(layer: Layer, entries: Sequence[Entry], outcome: transfer.Moved) 
     return [described[place] for place in wanted if place in described] if failed else [*(wanted | described).values()]
 
 
-def _got(layer: Layer, keys: Sequence[str]) -> Mapping[str, Artifact | Exception]:
+def _artifacts_of(layer: Layer, keys: Sequence[str]) -> Mapping[str, Artifact | Exception]:
     """Return the result of :func:`get_many`; an error about the whole layer counts for each key."""
     try:
         return get_many(layer, keys)
@@ -213,7 +213,7 @@ def _place(layer: Layer, artifacts: Sequence[Artifact], outcome: transfer.Moved)
     # Some entries of a batch may have been placed before the error. An unsettled entry was placed.
     certain = (bool, EntryExists, Unsettled)
     doubtful = [artifact.key for artifact, result in pairs if not isinstance(result, certain)]
-    damaged_here = _got(layer, doubtful) if doubtful else {}
+    damaged_here = _artifacts_of(layer, doubtful) if doubtful else {}
     for artifact, result in pairs:
         if isinstance(result, EntryExists):
             outcome.kept.append(Note(artifact.key, "a different or damaged entry is here, and stays"))

@@ -184,7 +184,7 @@ class FolderPlace(StorePlace):
     def read(self, name: str, most: int) -> bytes:
         """Return the bytes of a name."""
         with self._opened("read", name) as folder:
-            data = plain.read_plain(_last(name), dir_fd=folder, limit=most + 1)
+            data = plain.read_plain(_file_name(name), dir_fd=folder, limit=most + 1)
             self.require_small(name, len(data), most)
             return data
 
@@ -216,7 +216,7 @@ class FolderPlace(StorePlace):
         """Remove files."""
         for name in names:
             with suppress(Gone), self._opened("remove", name) as folder:
-                atomic.remove_file(_last(name), folder)
+                atomic.remove_file(_file_name(name), folder)
 
     @contextmanager
     def _opened(self, verb: str, name: str) -> Iterator[int]:
@@ -247,7 +247,7 @@ class FolderPlace(StorePlace):
         return TransferFailed(f"cannot {verb} {self.shown}/{printable(name)}: {reason_of(error)}{advice}")
 
 
-def _last(name: str) -> str:
+def _file_name(name: str) -> str:
     return name.partition("/")[2]
 
 
