@@ -167,7 +167,15 @@ def user_cache_folder(environment: Environment, application: str) -> tuple[Path,
     (``pytools/persistent_dict.py``, ``pyopencl/cache.py``). The tests compare it with the answers of many releases.
     """
     if environment.platform == "win32":
-        return _windows_folder(environment, application)
+        variable, parts = _WINDOWS_CACHE_HOME, (application, application, "Cache")
+        named, release = environment.get(variable), environment.platformdirs
+        # Release 4.8 introduced it; since 4.11.14 a relative value is ignored.
+        is_followed = release < (4, 11, 14) or PureWindowsPath(named or "").is_absolute()
+        if not named or release < (4, 8) or not is_followed:
+            variable = "LOCALAPPDATA"
+        if named := environment.get(variable):
+            return Path(named, *parts), variable
+        return environment.home_folder.joinpath("AppData", "Local", *parts), "default"
     if environment.platform != "darwin":
         return _linux_folder(environment, application, "XDG_CACHE_HOME", ".cache")
     # This line is pytools' own, and accepts any value.
@@ -223,15 +231,3 @@ def _linux_folder(environment: Environment, application: str, variable: str, def
         return environment.absolute(named) / application, variable
     ignored = "" if named is None else f" ({variable}={named!r} is not absolute, so it is ignored)"
     return environment.home_folder / default / application, f"default{ignored}"
-
-
-def _windows_folder(environment: Environment, application: str) -> tuple[Path, str]:
-    variable, parts = _WINDOWS_CACHE_HOME, (application, application, "Cache")
-    named = environment.get(variable)
-    # Release 4.8 introduced it; since 4.11.14 a relative value is ignored.
-    takes_relative = environment.platformdirs < (4, 11, 14)
-    if not named or environment.platformdirs < (4, 8) or not (takes_relative or PureWindowsPath(named).is_absolute()):
-        variable = "LOCALAPPDATA"
-    if named := environment.get(variable):
-        return Path(named, *parts), variable
-    return environment.home_folder.joinpath("AppData", "Local", *parts), "default"

@@ -89,10 +89,10 @@ def seconds_run(pid: int) -> float | None:
 
 def using(libraries: tuple[str, ...], processes: Path = _PROC) -> tuple[int, ...] | None:
     """Return the processes that map a library whose file name has one of these prefixes; ``None`` if unknown."""
-    return _those(lambda process: has_loaded(libraries, read(process.name, "maps", processes)), processes)
+    return _passing(lambda process: has_loaded(libraries, read(process.name, "maps", processes)), processes)
 
 
-def _those(test: Callable[[Path], bool | None], processes: Path) -> tuple[int, ...] | None:
+def _passing(test: Callable[[Path], bool | None], processes: Path) -> tuple[int, ...] | None:
     """Return the processes whose folders pass a test; ``None`` if the platform does not show processes."""
     if not (processes / "self" / "maps").exists():
         return None
@@ -116,7 +116,7 @@ def open_elsewhere(environment: Environment, path: Path) -> str | None:
     if may_write and not environment.superuser:
         return "may be open in a program of another user who can write to it: do it as root, or by hand"
 
-    users = _those(lambda process: _has_open(process, status), environment.processes)
+    users = _passing(lambda process: _has_open(process, status), environment.processes)
     return None if users == () else f"is open in {process_names(users)}, which must end first"
 
 
@@ -131,7 +131,7 @@ def mentioning(folder: Path, processes: Path) -> bool | None:
     def mentions(process: Path) -> bool:
         return mark in (environment_of(process.name, processes) or b"") or _any_open(process, is_in)
 
-    users = _those(mentions, processes)
+    users = _passing(mentions, processes)
     return None if users is None else bool(users)
 
 

@@ -93,16 +93,15 @@ class LayerConformance(ABC):
             assert layer.get("no such key") is None
         assert snapshot(tmp_path / "home") == {}
 
-    def test_the_state_and_refusals_have_a_reason(self, tmp_path: Path) -> None:
-        """A condition and every missing ability have a reason."""
-        layer = self.seeded(tmp_path)
-        assert layer.state().why
-        assert all(reason is None or len(reason.split()) > 2 for reason in layer.abilities().values())  # noqa: PLR2004
-
     def test_looking_writes_nothing(self, tmp_path: Path) -> None:
-        """Scan, usage, verify, diagnose, get and plan change no byte, name or modification time."""
+        """State, scan, usage, verify, diagnose, get and plan change no byte, name or modification time.
+
+        The state and every missing ability have a reason.
+        """
         layer = self.seeded(tmp_path)
         before = snapshot(tmp_path, times=True)
+        assert layer.state().why
+        assert all(reason is None or len(reason.split()) > 2 for reason in layer.abilities().values())  # noqa: PLR2004
         keys = [entry.key for entry in layer.entries()]
         assert len(keys) >= 2, "seed at least two entries"  # noqa: PLR2004
         list(layer.diagnose())
@@ -151,22 +150,19 @@ class LayerConformance(ABC):
         assert put_many(layer, artifacts) == [artifact == victim for artifact in artifacts]
         assert layer.get(victim.key) == victim
 
-    def test_a_foreign_key_is_refused(self, tmp_path: Path) -> None:
-        """An artifact whose key does not have the form of the layer's keys is refused and changes nothing."""
-        layer = self.seeded(tmp_path, Ability.PUT, Ability.GET)
-        before = snapshot(tmp_path)
-        for artifact in get_many(layer, [next(layer.entries()).key]).values():
-            assert isinstance(artifact, Artifact)
-            for key in ("no such/../key", f"../{artifact.key}"):
-                error = store.attempt(partial(layer.put, key, artifact._replace(key=key)))
-                assert isinstance(error, errors.LayerError)
-        assert snapshot(tmp_path) == before
+    def test_a_foreign_key_and_damaged_bytes_are_not_put(self, tmp_path: Path) -> None:
+        """An artifact whose key does not have the form of the layer's keys is refused and changes nothing.
 
-    def test_damaged_bytes_are_not_put(self, tmp_path: Path) -> None:
-        """A truncated artifact is refused; if the layer cannot detect that, it at least reads back unchanged."""
+        So is a truncated one; if the layer cannot detect that, it at least reads back unchanged.
+        """
         layer = self.seeded(tmp_path, Ability.PUT, Ability.GET)
         artifact = layer.get(next(layer.entries()).key)
         assert artifact is not None
+        before = snapshot(tmp_path)
+        for key in ("no such/../key", f"../{artifact.key}"):
+            error = store.attempt(partial(layer.put, key, artifact._replace(key=key)))
+            assert isinstance(error, errors.LayerError)
+        assert snapshot(tmp_path) == before
         # Without padding at the end, as in a tar, an artifact is still complete.
         content = artifact.data.rstrip(b"\0") or artifact.data
         cut = artifact._replace(data=content[: len(content) // 2])

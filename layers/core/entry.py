@@ -120,8 +120,7 @@ class Entry(NamedTuple):
 
 def orphan(entry: Entry, because: str) -> Entry:
     """Turn an entry into an orphan, which has no kernels and counts as stale; its key is its path below the root."""
-    details = entry.details._replace(kernels=())
-    return entry._replace(kind="orphan", because=because, stale=True, details=details)
+    return entry._replace(kind="orphan", because=because, stale=True, details=entry.details._replace(kernels=()))
 
 
 def unknown(entry: Entry, because: str) -> Entry:

@@ -1,7 +1,4 @@
-"""The base class of all layers: the declaration of one cache, and the methods that users call.
-
-An adapter declares the properties of its library; a store (:mod:`cachectl.layers.core.store`) does all work on disk.
-"""
+"""The base class of all layers: the declaration of one cache, and the methods that users call."""
 
 from __future__ import annotations
 
@@ -10,7 +7,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cached_property, partial
-from itertools import chain
 from pathlib import Path
 from typing import ClassVar, final
 
@@ -111,7 +107,7 @@ class Layer:
     def abilities(self) -> Mapping[Ability, str | None]:
         """Map every ability to ``None`` if the layer has it here, else to the reason why it does not.
 
-        A layer that fails to answer, as third-party layers may, has none. The answer is computed once.
+        A layer that fails to answer, as third-party layers may, has none.
         """
         return self._abilities
 
@@ -157,8 +153,7 @@ class Layer:
         with _named(self):
             artifact = get_many(self, [key]).get(key)
             if artifact is None and is_short_key(key):
-                full_keys = (item.key for item in _scanned(self) if item.is_listed and names_key(key, item.key))
-                full = next(full_keys, key)
+                full = next((item.key for item in _scanned(self) if item.is_listed and names_key(key, item.key)), key)
                 artifact = get_many(self, [full]).get(full)
             if isinstance(artifact, Exception):
                 raise artifact
@@ -232,12 +227,18 @@ def _switched(layer: Layer, *, on: bool) -> Switch:
 
 def roots_of(layer: Layer) -> Iterator[Root]:
     """Yield the roots of a layer, each folder once: several paths may lead to it."""
-    return _each_once(layer.roots())
+    return _distinct(layer.roots())
 
 
 def every_root(layer: Layer) -> Iterator[Root]:
     """Yield the roots of a layer, and its roots within those of ``cachectl run --base``, each folder once."""
-    return _each_once(chain(layer.roots(), _in_own_roots(layer)))
+    roots, folders = [*layer.roots()], own_roots(layer.environment)
+    if folders and layer.abilities()[Ability.RELOCATE] is None:
+        for folder in folders:
+            source, moved = f"own root of a base ({folder})", moved_to(layer, folder).roots()
+            inside = (root for root in moved if folder in root.path.parents and root.may_exist)
+            roots += (root._replace(source=source) for root in inside)
+    return _distinct(roots)
 
 
 def moved_to(layer: Layer, folder: Path) -> Layer:
@@ -245,8 +246,7 @@ def moved_to(layer: Layer, folder: Path) -> Layer:
     return type(layer)(layer.environment.with_variables(layer.relocate(folder).set))
 
 
-def _each_once(roots: Iterable[Root]) -> Iterator[Root]:
-    """Yield only the first of the roots that are the same folder."""
+def _distinct(roots: Iterable[Root]) -> Iterator[Root]:
     met = set[object]()
     for root in roots:
         place: object = root.path
@@ -258,21 +258,10 @@ def _each_once(roots: Iterable[Root]) -> Iterator[Root]:
             yield root
 
 
-def _in_own_roots(layer: Layer) -> Iterator[Root]:
-    folders = own_roots(layer.environment)
-    if not folders or layer.abilities()[Ability.RELOCATE] is not None:
-        return
-    for folder in folders:
-        for root in moved_to(layer, folder).roots():
-            if folder in root.path.parents and root.may_exist:
-                yield root._replace(source=f"own root of a base ({folder})")
-
-
 def require_changeable(layer: Layer, root: Root) -> None:
     """Raise :class:`Refused` for a root that another user owns, or can write to without being trusted."""
-    environment = layer.environment
-    reason = trust.closed_to_changes(root.path, superuser=environment.superuser, shared=environment.trusts_writers)
-    if reason is not None:
+    here = layer.environment
+    if reason := trust.closed_to_changes(root.path, superuser=here.superuser, shared=here.trusts_writers):
         raise Refused(layer.name, reason, root.path)
 
 
@@ -325,8 +314,7 @@ def put_many(layer: Layer, artifacts: Sequence[Artifact], *, replace: bool = Fal
     _require(layer, Ability.PUT)
     root = next(iter(layer.roots()), None)
     if root is None:
-        reason = layer.state().why
-        raise Refused(layer.name, f"cannot put: this environment has no place for entries ({reason})")
+        raise Refused(layer.name, f"cannot put: this environment has no place for entries ({layer.state().why})")
     require_changeable(layer, root)
     unfit = [attempt(partial(_require_fit, layer, root, artifact)) for artifact in artifacts]
     fit = [artifact for artifact, error in zip(artifacts, unfit, strict=True) if error is None]
@@ -392,12 +380,11 @@ def plan_removal(layer: Layer, items: Iterable[Entry], *, in_use: bool = False) 
 
 def _plan_damaged(layer: Layer, root: Root, selection: Selection) -> Plan:
     findings = list(layer.store.verify(root))
-    damaged = [(finding, finding.thing) for finding in findings if finding.thing is not None]
     if layer.about.precious:
         reason = "damaged tuning results are never removed"
-        notes = (Note(finding.key or "*", f"{reason}; {finding.message}") for finding, _ in damaged)
-        return plan_of(layer, skipped=tuple(notes))
-    plan = plan_removal(layer, (item for _, item in damaged if selection.matches(item)))
+        damaged = (finding for finding in findings if finding.thing is not None)
+        return plan_of(layer, skipped=tuple(Note(each.key or "*", f"{reason}; {each.message}") for each in damaged))
+    plan = plan_removal(layer, (item for finding in findings if (item := finding.thing) and selection.matches(item)))
     # Whether these are damaged is unknown.
     unread = (finding for finding in findings if finding.code == "unreadable")
     return plan._replace(failed=tuple(Note(finding.key or str(root.path), finding.message) for finding in unread))
@@ -413,10 +400,8 @@ def _plan_root(layer: Layer, root: Root, selection: Selection, *, contents: bool
     plan = plan_removal(layer, (entry for entry in matching if entry.kind != others))
     guests = Counter(entry.because for entry in matching if entry.is_foreign and selection.key is None)
     left = [f"{count} in {root.path} left, each {whose}; --key names one" for whose, count in guests.items()]
-    nameless = {
-        entry.key for entry in entries if selection.kernel and entry.details.kernels is None and not entry.is_foreign
-    }
-    if nameless := nameless - {entry.key for entry in plan.entries}:
+    nameless = {entry.key for entry in entries if entry.details.kernels is None and not entry.is_foreign}
+    if selection.kernel and (nameless := nameless - {entry.key for entry in plan.entries}):
         have, were = ("entry has", "was") if len(nameless) == 1 else ("entries have", "were")
         left.insert(0, f"{len(nameless)} {have} no known kernel name and {were} left, in {root.path}")
     skipped = [*plan.skipped, *(Note("*", words) for words in left)]

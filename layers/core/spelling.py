@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -31,8 +31,7 @@ def diagnosed(layer: Layer) -> Iterator[Finding]:
     unexpanded, order = dict(_unexpanded(layer)), tuple(Severity)
     worst = dict.fromkeys(unexpanded, HARMLESS)
     for finding in layer.diagnose():
-        patterns = ((name, rf"\b{name}\b") for name in unexpanded)
-        variable = next((name for name, pattern in patterns if re.search(pattern, finding.message)), None)
+        variable = next((name for name in unexpanded if re.search(rf"\b{name}\b", finding.message)), None)
         if variable is None:
             yield finding
         else:
@@ -109,7 +108,14 @@ def unread(layers: Iterable[Layer], asked: Container[str]) -> Iterator[Finding]:
             alike = [right for right in purposes if _wrong_letters(name, right) <= _MISSPELT]
             if alike or (re.fullmatch(pattern, name) and (purpose := _purpose(name, value, purposes))):
                 alike = alike or [right for right in purposes if purposes[right] == purpose]
-                yield _unread(named, name, alike, purposes)
+                right = min(alike, key=partial(_wrong_letters, name), default="")
+                message = f"{name}={value!r}: no release reads it" + f"; did you mean {right}?" * bool(right)
+                fix = f"unset {name}"
+                # The right variable gets the value if that suits it.
+                is_plain = re.fullmatch(r"/[^$]*|\d+", value) and purposes.get(right) in ("place", "size")
+                if is_plain and name.partition("_")[0] in right and right not in variables:
+                    fix += f"; export {right}={_in_quotes(named.environment, value)}"
+                yield VARIABLE.finding(named.name, first_place(named), message, fix)
 
 
 def _purpose(name: str, value: str = "", names: Iterable[str] = ()) -> str:
@@ -118,17 +124,6 @@ def _purpose(name: str, value: str = "", names: Iterable[str] = ()) -> str:
         return str(match.lastgroup)
     purpose = "place" if "/" in value else "switch"
     return purpose if any(right.startswith(f"{name}_") for right in names) else ""
-
-
-def _unread(layer: Layer, name: str, alike: list[str], purposes: Mapping[str, str]) -> Finding:
-    """Return the finding about a name. The fix keeps the value if it suits the right variable."""
-    environment, right = layer.environment, min(alike, key=partial(_wrong_letters, name), default="")
-    value, fix = environment.variables[name], f"unset {name}"
-    message = f"{name}={value!r}: no release reads it" + f"; did you mean {right}?" * bool(right)
-    is_plain = re.fullmatch(r"/[^$]*|\d+", value) is not None and purposes.get(right) in ("place", "size")
-    if is_plain and name.partition("_")[0] in right and environment.get(right) is None:
-        fix += f"; export {right}={_in_quotes(environment, value)}"
-    return VARIABLE.finding(layer.name, first_place(layer), message, fix)
 
 
 def _wrong_letters(name: str, right: str) -> int:

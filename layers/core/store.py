@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -167,9 +168,8 @@ def finding_of(part: Bound, root: Root, problem: Problem) -> Finding:
         closed = trust.closed_by_another(problem.path, part.environment.home_folder)
         message += closed.owner
         severity, fix = FAILS, closed.cure or f"chmod u+rwX {quoted}"
-    key = os.path.relpath(problem.path, root.path)
-    where = None if key == "." else key
-    return code.finding(part.name, root.path, message, fix, key=where, severity=severity)
+    key = None if problem.path == root.path else os.path.relpath(problem.path, root.path)
+    return code.finding(part.name, root.path, message, fix, key=key, severity=severity)
 
 
 def unknown_finding(part: Bound, root: Root, entry: Entry) -> Finding:
@@ -189,14 +189,14 @@ def damage_findings(
 
 def damage_finding(entry: Entry, damage: Damage) -> Finding:
     """Return the finding of a damaged item, which ``purge --damaged`` removes, or of a doubtful one."""
-    fix = f"cachectl purge --damaged {entry.layer}"
-    place, severity = (entry.layer, entry.root), damage.severity
+    place, (severity, message) = (entry.layer, entry.root), damage
     if isinstance(damage, Doubt):
         import shlex
 
         fix = f"cachectl purge {entry.layer} --key {shlex.quote(entry.key)}"
-        return DOUBTFUL.finding(*place, damage.message, fix, key=entry.key, severity=severity)
-    return DAMAGED.finding(*place, damage.message, fix, key=entry.key, severity=severity, item=entry)
+        return DOUBTFUL.finding(*place, message, fix, key=entry.key, severity=severity)
+    fix = f"cachectl purge --damaged {entry.layer}"
+    return DAMAGED.finding(*place, message, fix, key=entry.key, severity=severity, item=entry)
 
 
 def unreadable(path: Path, error: EntryError) -> Problem:
@@ -277,7 +277,7 @@ def sum_usage(items: Iterable[Found]) -> Usage:
     sums = dict.fromkeys(_COUNTED, 0)
     span: tuple[float, float] | None = None
     problems: list[Problem] = []
-    reasons: dict[str, int] = {}
+    reasons: Counter[str] = Counter()
     for item in items:
         if isinstance(item, Problem):
             problems.append(item)
@@ -290,8 +290,7 @@ def sum_usage(items: Iterable[Found]) -> Usage:
                 sums[name] = sums.get(name, 0) + number
         if part.span is not None:
             span = part.span if span is None else (min(span[0], part.span[0]), max(span[1], part.span[1]))
-        for reason, number in part.stale_because.items():
-            reasons[reason] = reasons.get(reason, 0) + number
+        reasons.update(part.stale_because)
     # If something could not be counted, a number is a lower bound, and zero says nothing.
     nothing = None if any(problem.hides for problem in problems) else 0
     known = {name: number or nothing for name, number in sums.items()}

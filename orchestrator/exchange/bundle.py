@@ -1,8 +1,7 @@
 """A bundle: a store in one file, a zip with the names of the store as members, on a disk or in a registry.
 
-Members are stored without compression and times, so that the same content gives the same bytes. The size of the
-directory is checked before it is parsed, and no member is ever unpacked into a file. A new bundle is written to an
-unnamed file, which then gets its name by a link.
+Members are stored without compression and times, so that the same content gives the same bytes. No member is ever
+unpacked into a file. A new bundle is written to an unnamed file, which then gets its name by a link.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from http import HTTPStatus
 from pathlib import Path
@@ -32,8 +31,7 @@ from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.errors import PARSE_ERRORS, BadRequest, CachectlError
 from cachectl.layers.base.limits import LARGEST_BUNDLE, SPARED_ROOM
 from cachectl.layers.base.text import printable
-from cachectl.layers.disk import atomic, handles
-from cachectl.layers.disk.plain import own_name
+from cachectl.layers.disk import atomic, handles, plain
 
 #: The most bytes of the directory of a bundle, and members in it.
 _LARGEST_DIRECTORY = 24 << 20
@@ -44,9 +42,7 @@ _BEGINNING = re.compile(rb"PK\x03\x04.{26}(?:index|packs)/[0-9a-z]", re.DOTALL)
 _END = struct.Struct("<4s4H2LH")
 _LARGE_END = struct.Struct("<4sQ2H2L4Q")
 _LOCATOR = struct.Struct("<4sLQL")
-_DATE = (1980, 1, 1, 0, 0, 0)
 _CHUNK = 1 << 20
-_NOT_A_MEMBER = "is not a member that a bundle has"
 _MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 _BUNDLE = "application/vnd.cachectl.bundle.v1+zip"
 _EMPTY = b"{}"
@@ -61,9 +57,6 @@ _LOGIN = "check the address, and log in with docker login or podman login as a u
 _PASSING = (408, 429, 500, 502, 503, 504)
 #: The most bytes of a manifest.
 _LARGEST_MANIFEST = 4 << 20
-
-
-# ---------------------------------------------------------------------- open files
 
 
 def is_begun_by(head: bytes) -> bool:
@@ -106,7 +99,7 @@ def pieces(file: BinaryIO) -> Iterator[bytes]:
         yield chunk
 
 
-def _whole(file: BinaryIO) -> Iterator[bytes]:
+def _content(file: BinaryIO) -> Iterator[bytes]:
     file.seek(0)
     return pieces(file)
 
@@ -114,7 +107,7 @@ def _whole(file: BinaryIO) -> Iterator[bytes]:
 def sha256_of(file: BinaryIO) -> str:
     """Return the SHA-256 of the content of an open file."""
     digest = hashlib.sha256()
-    for chunk in _whole(file):
+    for chunk in _content(file):
         digest.update(chunk)
     return digest.hexdigest()
 
@@ -163,7 +156,6 @@ class BundlePlace(place.StorePlace):
                 raise place.BadStore(f"{error}{advice}") from error
 
     def _open(self) -> BinaryIO | None:
-        """Open the file; ``None`` if there is none."""
         if self._path is None:
             if (sys.stdout if self._writes else sys.stdin).isatty():
                 raise BadRequest("a bundle is binary, and this is a terminal; name a FILE")
@@ -182,8 +174,7 @@ class BundlePlace(place.StorePlace):
 
     def names(self, folder: str) -> Mapping[str, place.Written]:
         """List the names in a folder of the old bundle."""
-        inside = (name for name in self._members if name.startswith(f"{folder}/"))
-        return {name: (self._members[name].file_size, None) for name in inside}
+        return {name: (info.file_size, None) for name, info in self._members.items() if name.startswith(f"{folder}/")}
 
     def read(self, name: str, most: int) -> bytes:
         """Return the bytes of a name of the old bundle."""
@@ -215,7 +206,11 @@ class BundlePlace(place.StorePlace):
             return zipfile.ZipFile(unnamed_file(self._environment.temporary), "w")
         if self._old is not None:
             place.lock(self._path, self._old)
-        return zipfile.ZipFile(_linkable_file(self._path.parent), "w")
+        try:
+            # A file that can get a name.
+            return zipfile.ZipFile(open(os.open(self._path.parent, os.O_TMPFILE | os.O_RDWR, 0o666), "w+b"), "w")
+        except (AttributeError, IsADirectoryError):
+            return zipfile.ZipFile(unnamed_file(self._path.parent), "w")
 
     def finish(self) -> None:
         """Complete the new bundle with the kept members of the old one, and replace that."""
@@ -244,13 +239,13 @@ class BundlePlace(place.StorePlace):
         return place.TransferFailed(f"cannot {verb} {name or self.shown}: {error.strerror or error}")
 
     def _publish(self, file: BinaryIO) -> None:
-        """Give the complete file its name, or copy it to standard output."""
         if self._path is None:
-            atomic.write_all(1, _whole(file))
+            atomic.write_all(1, _content(file))
             return
+        mode = None
         if self._old is not None:
             place.lock(self._path, self._old)
-        mode = None if self._old is None else stat.S_IMODE(os.fstat(self._old.fileno()).st_mode)
+            mode = stat.S_IMODE(os.fstat(self._old.fileno()).st_mode)
         try:
             try:
                 _link(file, self._path, mode)
@@ -258,7 +253,7 @@ class BundlePlace(place.StorePlace):
                 raise
             except OSError:
                 # The file system has no unnamed files, or there is no /proc.
-                atomic.replace_file(self._path, _whole(file), new=self._old is None)
+                atomic.replace_file(self._path, _content(file), new=self._old is None)
             else:
                 with handles.opened(str(self._path.parent)) as folder:
                     os.fsync(folder)
@@ -267,19 +262,12 @@ class BundlePlace(place.StorePlace):
             raise place.Changed(self.shown) from error
 
 
-def _linkable_file(folder: Path) -> BinaryIO:
-    """Open an unnamed file that can get a name in a folder, or a temporary file if there are no unnamed ones."""
-    with suppress(AttributeError, IsADirectoryError):
-        return open(os.open(folder, os.O_TMPFILE | os.O_RDWR, 0o666), "w+b")
-    return unnamed_file(folder)
-
-
 def _link(file: BinaryIO, path: Path, mode: int | None) -> None:
     """Sync an unnamed file, and give it a name, which must be free unless ``mode`` is that of the file to replace."""
     if mode is not None:
         os.fchmod(file.fileno(), mode)
     os.fsync(file.fileno())
-    name = path.name if mode is None else own_name()
+    name = path.name if mode is None else plain.own_name()
     # Python follows the link in /proc only relative to an open folder.
     with handles.opened(str(path.parent)) as folder:
         os.link(f"/proc/self/fd/{file.fileno()}", name, dst_dir_fd=folder)
@@ -323,7 +311,6 @@ class RegistryPlace(BundlePlace):
         session.request = partial(session.request, timeout=place.SILENCE)
         again = Retry(2, connect=0, read=0, status_forcelist=_PASSING, allowed_methods=None, raise_on_status=False)
         session.mount(f"{self._registry.prefix}://", HTTPAdapter(max_retries=again))
-        self._seen: bytes | None = None
         self._digest = ""
         super().__init__(None, environment, shown=self.shown)
 
@@ -344,7 +331,7 @@ class RegistryPlace(BundlePlace):
     def fetch(self) -> None:
         """Download the bundle of the tag."""
         blob = self._container.get_blob_url(self._digest)
-        with self.reached("reach"), self._asked(blob, "GET", stream=True) as response:
+        with self.reached("reach"), self._send(blob, "GET", stream=True) as response:
             # Without decoding: a bundle is not compressed.
             file = spooled(self._environment, pieces(response.raw), self.shown)
         if f"sha256:{sha256_of(file)}" != self._digest:
@@ -352,7 +339,6 @@ class RegistryPlace(BundlePlace):
         self._use(file)
 
     def _publish(self, file: BinaryIO) -> None:
-        """Upload the bundle, then the manifest of the tag."""
         if self._manifest() != self._seen:
             raise place.Changed(self.shown)
         digest = f"sha256:{hashlib.sha256(_EMPTY).hexdigest()}"
@@ -363,25 +349,24 @@ class RegistryPlace(BundlePlace):
         file.seek(0)
         self._upload(layer["digest"], file)
         self._upload(digest, _EMPTY)
-        self._asked(self._container.manifest_url(), "PUT", data=text, headers={"Content-Type": _MANIFEST})
+        self._send(self._container.manifest_url(), "PUT", data=text, headers={"Content-Type": _MANIFEST})
 
     def _upload(self, digest: object, data: bytes | BinaryIO) -> None:
         # The first request logs in, so that no body is sent twice.
-        started = self._asked(self._container.upload_blob_url(), "POST")
+        started = self._send(self._container.upload_blob_url(), "POST")
         place = urljoin(started.url, started.headers.get("Location", ""))
         place += ("&" if urlsplit(place).query else "?") + urlencode({"digest": digest})
-        self._asked(place, "PUT", data=data, headers={"Content-Type": "application/octet-stream"})
+        self._send(place, "PUT", data=data, headers={"Content-Type": "application/octet-stream"})
 
     def _manifest(self) -> bytes | None:
-        """Return the manifest of the tag; ``None`` if there is none."""
         path, headers = self._container.manifest_url(), {"Accept": _MANIFEST}
-        response = self._asked(path, "GET", HTTPStatus.NOT_FOUND, headers=headers, stream=True)
+        response = self._send(path, "GET", HTTPStatus.NOT_FOUND, headers=headers, stream=True)
         if response.status_code == HTTPStatus.NOT_FOUND:
             return None
         with self.reached("reach"):
             return bytes(response.raw.read(_LARGEST_MANIFEST + 1, decode_content=True))
 
-    def _asked(self, path: str, method: str, *fine: int, **given: Any) -> Any:  # noqa: ANN401 - an answer of requests
+    def _send(self, path: str, method: str, *fine: int, **given: Any) -> Any:  # noqa: ANN401 - an answer of requests
         """Send a request. Raises :class:`TransferFailed` for the status of a failure, unless it is one of ``fine``."""
         with self.reached("reach"):
             url = path if place.is_url(path) else f"{self._registry.prefix}://{path}"
@@ -410,43 +395,37 @@ class RegistryPlace(BundlePlace):
 
 
 def _info(name: str, size: int) -> zipfile.ZipInfo:
-    info = zipfile.ZipInfo(name, _DATE)
+    info = zipfile.ZipInfo(name)
     info.create_system, info.external_attr, info.file_size = 3, 0o644 << 16, size
     return info
 
 
 def _opened(file: BinaryIO, shown: str) -> zipfile.ZipFile:
-    """Return the bundle in an open file. Raises :class:`BadStore` if there is none."""
     with _reading(shown):
-        end = _require_directory(file, shown)
+        file.seek(0)
+        is_bundle = is_begun_by(file.read(_CHUNK))
+        stop = file.seek(0, os.SEEK_END) - _END.size
+        _require(is_bundle and stop >= 0, f"{shown} is not a bundle of cachectl")
+        magic, *_, members, length, start, comment = _unpacked(_END, file, stop)
+        _require(magic == b"PK\x05\x06" and not comment, f"{shown} is truncated, or has bytes after its end")
+        before = stop - _LOCATOR.size - _LARGE_END.size
+        if before >= 0 and _unpacked(_LOCATOR, file, stop - _LOCATOR.size)[0] == b"PK\x06\x07":
+            stop = before
+            magic, *_, members, length, start = _unpacked(_LARGE_END, file, stop)
+            _require(magic == b"PK\x06\x06", f"{shown} is damaged: its end cannot be read")
+        # The size of the directory is checked before it is parsed.
+        is_small = members <= _MOST_MEMBERS and length <= _LARGEST_DIRECTORY
+        _require(is_small, f"{shown} has a directory that is too large: {members:,} members, {length:,} bytes")
+        _require(start + length == stop, f"{shown} is damaged: its directory is not where it should be")
         bundle = zipfile.ZipFile(file)
         for name, info in zip(bundle.namelist(), bundle.infolist(), strict=True):
             is_once = wire.is_name(name) and bundle.NameToInfo[name] is info
             is_plain = info.compress_type == zipfile.ZIP_STORED and not info.flag_bits
-            inside = info.file_size == info.compress_size and 0 <= info.header_offset <= end - info.file_size
-            _require(is_once and is_plain and inside, f"{shown}: {printable(name)[:200]} {_NOT_A_MEMBER}")
-        size = sum(info.file_size for info in bundle.infolist())
-        _require(size <= end, f"{shown} is damaged: its members overlap")
+            inside = info.file_size == info.compress_size and 0 <= info.header_offset <= start - info.file_size
+            is_member = is_once and is_plain and inside
+            _require(is_member, f"{shown}: {printable(name)[:200]} is not a member that a bundle has")
+        _require(sum(info.file_size for info in bundle.infolist()) <= start, f"{shown} is damaged: its members overlap")
         return bundle
-
-
-def _require_directory(file: BinaryIO, shown: str) -> int:
-    """Check the size of the directory before it is parsed; return its offset."""
-    file.seek(0)
-    is_bundle = is_begun_by(file.read(_CHUNK))
-    stop = file.seek(0, os.SEEK_END) - _END.size
-    _require(is_bundle and stop >= 0, f"{shown} is not a bundle of cachectl")
-    magic, *_, members, length, start, comment = _unpacked(_END, file, stop)
-    _require(magic == b"PK\x05\x06" and not comment, f"{shown} is truncated, or has bytes after its end")
-    before = stop - _LOCATOR.size - _LARGE_END.size
-    if before >= 0 and _unpacked(_LOCATOR, file, stop - _LOCATOR.size)[0] == b"PK\x06\x07":
-        stop = before
-        magic, *_, members, length, start = _unpacked(_LARGE_END, file, stop)
-        _require(magic == b"PK\x06\x06", f"{shown} is damaged: its end cannot be read")
-    is_small = members <= _MOST_MEMBERS and length <= _LARGEST_DIRECTORY
-    _require(is_small, f"{shown} has a directory that is too large: {members:,} members, {length:,} bytes")
-    _require(start + length == stop, f"{shown} is damaged: its directory is not where it should be")
-    return int(start)
 
 
 def _unpacked(form: struct.Struct, file: BinaryIO, at: int) -> tuple[Any, ...]:

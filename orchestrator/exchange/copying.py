@@ -2,8 +2,7 @@
 
 A collection is anything that holds artifacts by layer and key: the layers of an environment
 (:class:`LayerCollection`), or a store (:class:`~cachectl.exchange.store.StoreCollection`). An isolated root and a
-database file are layers of an environment too. :func:`missing` plans which entries one collection lacks of another, and
-:func:`copy` copies them.
+database file are layers of an environment too.
 """
 
 from __future__ import annotations
@@ -39,8 +38,6 @@ _REASONS = 3
 _SQLITE = b"SQLite format 3\0"
 
 T = TypeVar("T")
-
-
 AnyCollection = Union["LayerCollection", StoreCollection]
 #: The entries that a target lacks, by portability key.
 CopyPlan = list[tuple[wire.StoreKey, list[Any]]]
@@ -59,8 +56,7 @@ def missing(
 ) -> CopyPlan:
     """Plan to copy the selected entries of some portability keys that a target lacks, in the order of their keys.
 
-    If a source has several entries with one key, the first one counts. ``besides`` are keys, by layer, that count as
-    present.
+    If a source has several entries with one key, the first one counts. ``besides`` are keys that count as present.
     """
     plan: CopyPlan = []
     for key in keys:
@@ -167,7 +163,7 @@ class LayerCollection:
         if entries and self._describes:
             entries = _described(layer, entries, outcome)
         for batch in batches(entries, lambda entry: entry.bytes):
-            read = _got(layer, [entry.key for entry in batch])
+            read = _artifacts_of(layer, [entry.key for entry in batch])
             for entry in batch:
                 artifact = read.get(entry.key)
                 if isinstance(artifact, Artifact):
@@ -185,10 +181,7 @@ class LayerCollection:
 
 
 def _described(layer: Layer, entries: Sequence[Entry], outcome: transfer.Moved) -> list[Entry]:
-    """Return entries with their details: kernels, and for some layers the device and versions.
-
-    Whatever cannot be read is noted, and entries that could not be listed because of it are excluded.
-    """
+    """Return entries with their details, except those that could not be listed because of a failure, which is noted."""
     layer.environment.step(0, "reading", len(entries))
     troubles: list[listing.Trouble] = []
     described: dict[tuple[Path, str], Entry] = {}
@@ -201,7 +194,7 @@ def _described(layer: Layer, entries: Sequence[Entry], outcome: transfer.Moved) 
     return [described[place] for place in wanted if place in described] if failed else [*(wanted | described).values()]
 
 
-def _got(layer: Layer, keys: Sequence[str]) -> Mapping[str, Artifact | Exception]:
+def _artifacts_of(layer: Layer, keys: Sequence[str]) -> Mapping[str, Artifact | Exception]:
     """Return the result of :func:`get_many`; an error about the whole layer counts for each key."""
     try:
         return get_many(layer, keys)
@@ -220,7 +213,7 @@ def _place(layer: Layer, artifacts: Sequence[Artifact], outcome: transfer.Moved)
     # Some entries of a batch may have been placed before the error. An unsettled entry was placed.
     certain = (bool, EntryExists, Unsettled)
     doubtful = [artifact.key for artifact, result in pairs if not isinstance(result, certain)]
-    damaged_here = _got(layer, doubtful) if doubtful else {}
+    damaged_here = _artifacts_of(layer, doubtful) if doubtful else {}
     for artifact, result in pairs:
         if isinstance(result, EntryExists):
             outcome.kept.append(Note(artifact.key, "a different or damaged entry is here, and stays"))
@@ -272,7 +265,7 @@ def folders_of(layers: Iterable[Layer]) -> list[Path]:
     return [path for *_, path in roots if isinstance(path, Path)]
 
 
-def require_own(path: Path, folders: Iterable[Path] = ()) -> None:
+def require_own(path: Path, folders: Iterable[Path]) -> None:
     """Raise :class:`Untrusted` if another user could have written to a database file or a root.
 
     ``folders`` are those of the root's layers; everything in them counts.
@@ -292,9 +285,7 @@ def require_own(path: Path, folders: Iterable[Path] = ()) -> None:
 def place_of_file(layers: Iterable[Layer], file: Path) -> tuple[Layer, Path] | None:
     """Return the layer of a database file, and its path in the layer's first root; ``None`` for other files."""
     for layer in layers:
-        place_of = layer.about.place_of_file
-        place = None if place_of is None else place_of(layer, file)
-        if place is not None:
+        if (place_of := layer.about.place_of_file) and (place := place_of(layer, file)) is not None:
             return layer, place
     return None
 

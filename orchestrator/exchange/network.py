@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent import futures
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from cachectl.exchange import place
 from cachectl.layers.base import errors
@@ -117,8 +117,7 @@ class NetworkPlace(place.StorePlace):
 
     def digest(self) -> str | None:
         """Return the SHA-256 of a bundle."""
-        digest: str | None = self._request("digest", patience=place.SILENCE)[0]
-        return digest
+        return cast("str | None", self._request("digest", patience=place.SILENCE)[0])
 
     def close(self) -> None:
         """End the child and its own children."""
@@ -133,8 +132,7 @@ class NetworkPlace(place.StorePlace):
     ) -> tuple[Any, bytes]:
         """Return the child's answer to a request, and bytes; or raise its error.
 
-        A server has ``patience`` seconds to begin its answer, and may send ``most`` bytes; ``size`` is that of the
-        data.
+        A server has ``patience`` seconds to begin its answer, and may send ``most`` bytes; ``size`` is that of data.
         """
         place.require_time(self._deadline)
         try:

@@ -91,8 +91,8 @@ class StorePlace(ABC):
     """A folder, a bucket or a bundle that holds a store.
 
     Every method raises :class:`TransferFailed` or :class:`OSError` if the place cannot be reached. :meth:`read` raises
-    :class:`Gone`, and :class:`BadStore` for more than ``most`` bytes. Writing and overwriting a name is atomic;
-        removing a missing name is no error.
+    :class:`Gone`, and :class:`BadStore` for more than ``most`` bytes. Writing is atomic; a missing name is removed
+    without an error.
     """
 
     #: The address, without a password.
@@ -184,13 +184,13 @@ class FolderPlace(StorePlace):
     def read(self, name: str, most: int) -> bytes:
         """Return the bytes of a name."""
         with self._opened("read", name) as folder:
-            data = plain.read_plain(_last(name), dir_fd=folder, limit=most + 1)
+            data = plain.read_plain(_file_name(name), dir_fd=folder, limit=most + 1)
             self.require_small(name, len(data), most)
             return data
 
     def write(self, name: str, data: bytes) -> None:
         """Write a temporary file, sync it and rename it."""
-        part, last = name.partition("/")[0], _last(name)
+        part, _, last = name.partition("/")
         made = False
         with self.reached("write", name):
             os.makedirs(self._folder, exist_ok=True)
@@ -216,7 +216,7 @@ class FolderPlace(StorePlace):
         """Remove files."""
         for name in names:
             with suppress(Gone), self._opened("remove", name) as folder:
-                atomic.remove_file(_last(name), folder)
+                atomic.remove_file(_file_name(name), folder)
 
     @contextmanager
     def _opened(self, verb: str, name: str) -> Iterator[int]:
@@ -247,7 +247,7 @@ class FolderPlace(StorePlace):
         return TransferFailed(f"cannot {verb} {self.shown}/{printable(name)}: {reason_of(error)}{advice}")
 
 
-def _last(name: str) -> str:
+def _file_name(name: str) -> str:
     return name.partition("/")[2]
 
 
@@ -265,35 +265,30 @@ class RemotePlace(StorePlace):
         if url.endswith("://"):
             raise BadRequest(f"{printable(url)} names no store; add a bucket, or a server and a folder")
         with self.reached("reach"):
-            self._system, root = self._connected()
-        self._root = root.rstrip("/")
+            from fsspec.core import url_to_fs
+
+            options: dict[str, object] = {}
+            if self._scheme in _S3:
+                options = {"config_kwargs": {"retries": {"total_max_attempts": _ATTEMPTS}}}
+            elif self._scheme in _SFTP:
+                # It logs every error that it raises, with a traceback.
+                logging.getLogger("paramiko").setLevel(logging.CRITICAL + 1)
+                # fsspec would use the server's /tmp for temporary files, which may be another file system.
+                # Without a timeout, paramiko reads an endless greeting forever.
+                options = {"temppath": posixpath.dirname(urlsplit(self._url).path), "timeout": _CONNECTING}
+            self._system, root = url_to_fs(self._url, skip_instance_cache=True, **options)
+            if self._scheme in _S3:
+                # Botocore already retries.
+                self._system.retries = 1
+            elif self._scheme in _SFTP:
+                self._system.ftp.get_channel().settimeout(SILENCE)
+        self._root = str(root).rstrip("/")
         protocols = self._system.protocol
         self._is_atomic = not _OBJECT_STORES.isdisjoint({protocols} if isinstance(protocols, str) else protocols)
         if self._is_atomic and any(sign in self._root for sign in "*?["):
             # fsspec interprets them as patterns when it removes several files with one request.
             raise BadRequest(f"{self.shown}: the URL of a store must not contain *, ? or [")
         self._made: set[str] = set()
-
-    def _connected(self) -> tuple[Any, str]:
-        """Return the file system of the URL, and the path in it."""
-        from fsspec.core import url_to_fs
-
-        options: dict[str, object] = {}
-        if self._scheme in _S3:
-            options = {"config_kwargs": {"retries": {"total_max_attempts": _ATTEMPTS}}}
-        elif self._scheme in _SFTP:
-            # It logs every error that it raises, with a traceback.
-            logging.getLogger("paramiko").setLevel(logging.CRITICAL + 1)
-            # fsspec would use the server's /tmp for temporary files, which may be another file system.
-            # Without a timeout, paramiko reads an endless greeting forever.
-            options = {"temppath": posixpath.dirname(urlsplit(self._url).path), "timeout": _CONNECTING}
-        system, path = url_to_fs(self._url, skip_instance_cache=True, **options)
-        if self._scheme in _S3:
-            # Botocore already retries.
-            system.retries = 1
-        elif self._scheme in _SFTP:
-            system.ftp.get_channel().settimeout(SILENCE)
-        return system, str(path)
 
     def names(self, folder: str) -> Mapping[str, Written]:
         """List the regular files in a folder."""
@@ -323,8 +318,22 @@ class RemotePlace(StorePlace):
 
     def read(self, name: str, most: int) -> bytes:
         """Return the bytes of a name."""
+        path = f"{self._root}/{name}"
         with self.reached("read", name):
-            data = self._read(f"{self._root}/{name}", most + 1)
+            if self._is_atomic:
+                # With a range, there is no second request for the size.
+                data = bytes(self._system.cat_file(path, start=0, end=most + 1))
+            else:
+                with self._system.open(path, "rb") as file, io.BytesIO() as content:
+                    # Without prefetch, paramiko waits for every 32 KiB. Not every server reports the size.
+                    with suppress(AttributeError, OSError):
+                        size = file.stat().st_size or 0
+                        # Prefetch requests all of the size that the server claims.
+                        self.require_small(name, size, most)
+                        file.prefetch(size)
+                    while content.tell() <= most and (piece := file.read(most + 1 - content.tell())):
+                        content.write(piece)
+                    data = content.getvalue()
             self.require_small(name, len(data), most)
             return data
 
@@ -365,21 +374,6 @@ class RemotePlace(StorePlace):
             paths = [f"{self._root}/{name}" for name in names]
             for at in range(0, len(paths), 1000):
                 atomic.remove_remote(self._system, paths[at : at + 1000], together=self._is_atomic)
-
-    def _read(self, path: str, most: int) -> bytes:
-        if self._is_atomic:
-            # With a range, there is no second request for the size.
-            return bytes(self._system.cat_file(path, start=0, end=most))
-        with self._system.open(path, "rb") as file, io.BytesIO() as held:
-            # Without prefetch, paramiko waits for every 32 KiB. Not every server reports the size.
-            with suppress(AttributeError, OSError):
-                size = file.stat().st_size or 0
-                # Prefetch requests all of the size that the server claims.
-                self.require_small(posixpath.basename(path), size, most)
-                file.prefetch(size)
-            while held.tell() < most and (piece := file.read(most - held.tell())):
-                held.write(piece)
-            return held.getvalue()
 
     def failure(self, verb: str, name: str, error: Exception) -> Exception:
         """Return an error that says what failed and what to do, in one line; each file system has its own errors."""

@@ -148,7 +148,12 @@ def _push_to_file(
     with contextlib.ExitStack() as block:
         if target.exists():
             place.lock(target, block.enter_context(open(target, "rb")))
-            _require_unused(target)
+            # A log or a journal would not fit the replaced file.
+            for companion in (database.companion(target, suffix) for suffix in database.COMPANIONS):
+                if os.path.lexists(companion):
+                    reason = f"{printable(companion.name)} exists, so a program uses it, or was killed while using it"
+                    message = f"cannot write {printable(target)}: {reason}; end the program, or push to a new FILE"
+                    raise place.TransferFailed(message)
         before = _stamp_of(target)
         copies, copied = block.enter_context(copying.layer_with_file(stack.environment, layer, target, inside))
         source = copying.LayerCollection([layer], prefix=inside.as_posix())
@@ -168,15 +173,6 @@ def _push_to_file(
             outcome.sensitive = layer.about.reveals
             result.moved = file.stat().st_size
     return result
-
-
-def _require_unused(file: Path) -> None:
-    """Raise :class:`TransferFailed` for a database with a log or a journal, which would not fit the replaced file."""
-    for suffix in database.COMPANIONS:
-        if os.path.lexists(beside := database.companion(file, suffix)):
-            reason = f"{printable(beside.name)} exists, so a program uses it, or was killed while using it"
-            message = f"cannot write {printable(file)}: {reason}; end the program, or push to a new FILE"
-            raise place.TransferFailed(message)
 
 
 def _stamp_of(file: Path) -> tuple[int, ...] | None:

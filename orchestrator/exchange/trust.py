@@ -10,7 +10,7 @@ import os
 import re
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
@@ -63,22 +63,12 @@ def sign(text: bytes, key: str) -> bytes:
     return _with_key("sign with", key, ("-Y", "sign", "-f", key, "-n", NAMESPACE), text)
 
 
-def _public_key(key: str) -> str:
-    """Return the public key of a key for :func:`sign`."""
-    for path in (key, f"{key}.pub"):
-        with suppress(OSError, UnicodeError):
-            if path.endswith(".pub"):
-                return " ".join(open(path, encoding="utf-8").readline().split()[:2])
-    return " ".join(_with_key("read the public key of", key, ("-y", "-f", key), b"").decode().split()[:2])
-
-
 def _with_key(what: str, key: str, arguments: tuple[str, ...], text: bytes) -> bytes:
     """Return the output of ssh-keygen for a key. Raises :class:`BadRequest`."""
     shown = printable(key)
     # If there is only the public key, an agent may hold the private one.
     if not os.path.lexists(key) and not os.path.lexists(f"{key}.pub"):
-        message = f"{shown}: this key does not exist; ssh-keygen -t ed25519 -f {quote(key)} makes one"
-        raise BadRequest(message)
+        raise BadRequest(f"{shown}: this key does not exist; ssh-keygen -t ed25519 -f {quote(key)} makes one")
     outcome = _run(arguments, text)
     if outcome.returncode or not outcome.stdout:
         lines = outcome.stderr.decode(errors="replace").split("\n")
@@ -120,10 +110,14 @@ def allowed_list(environment: Environment, key: str | None, allowed: str | None)
         yield allowed
         return
     signers = b"" if allowed is None else Path(allowed).read_bytes()
+    try:
+        public = Path(key if key.endswith(".pub") else f"{key}.pub").read_bytes()
+    except OSError:
+        public = _with_key("read the public key of", key, ("-y", "-f", key), b"")
     with temporary_folder(environment) as folder:
         both = folder / "signers"
-        # First, because ssh-keygen stops at the first line with the key.
-        both.write_bytes(b"me %s\n%s\n" % (_public_key(key).encode(), signers))
+        # First, because ssh-keygen stops at the first line with the key. Without the comment after the key.
+        both.write_bytes(b"me %s\n%s\n" % (b" ".join(public.split(maxsplit=2)[:2]), signers))
         yield str(both)
 
 

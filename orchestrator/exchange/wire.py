@@ -304,8 +304,8 @@ def open_part(name: str, file: bytes) -> tuple[bytes, bytes]:
     Raises :class:`BadStore` if the file does not match the name.
     """
     label, content = _opened(name, file)
-    text = _taken(name, content, 0, _LARGEST_PART)
-    _require(name, not _taken(name, content, _LARGEST_PART, 1), _BOMB)
+    text = _read_at(name, content, 0, _LARGEST_PART)
+    _require(name, not _read_at(name, content, _LARGEST_PART, 1), _BOMB)
     return text, label
 
 
@@ -323,14 +323,14 @@ def open_pack(entries: Sequence[StoredEntry], file: bytes) -> Iterator[tuple[Sto
     for (begin, size), (offset, _) in pairwise(sorted(places)):
         _require(pack, begin + size <= offset, "entries that overlap")
     for (offset, size), listed in sorted(places.items()):
-        data = _taken(pack, content, offset, size)
+        data = _read_at(pack, content, offset, size)
         for stored in listed:
             fit = len(data) == size and _sha256(data) == stored.sha256
             _require(pack, fit, f"content for {stored.entry.layer} {stored.key} that does not match the index")
             yield stored, stored.artifact(data)
         # Before the next entry is unpacked.
         del data
-    _require(pack, not _taken(pack, content, entries[0].pack.unpacked, 1), _BOMB)
+    _require(pack, not _read_at(pack, content, entries[0].pack.unpacked, 1), _BOMB)
 
 
 def _opened(name: str, file: bytes) -> tuple[bytes, BinaryIO]:
@@ -345,7 +345,7 @@ def _opened(name: str, file: bytes) -> tuple[bytes, BinaryIO]:
     return file[_FRAME.size : at], _zstd().ZstdFile(packed)
 
 
-def _taken(name: str, content: BinaryIO, offset: int, size: int) -> bytes:
+def _read_at(name: str, content: BinaryIO, offset: int, size: int) -> bytes:
     """Return the bytes at an offset, fewer than ``size`` at the end. Raises :class:`BadStore`."""
     # Joining pieces at the end would need twice the memory.
     data = io.BytesIO()

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from homes import CACHECTL, PROGRAMS, Home, make_home
 from support.hostile import hash_tree
-from tiers import needing, real, thorough_only
+from tiers import as_root, needing, real, thorough_only
 
 from cachectl.layers.core.conformance import snapshot
 from cachectl.layers.disk.own_roots import own_root
@@ -101,13 +101,12 @@ def test_a_base_warms_a_run_and_stays_as_it_is(home: Home, base: Path) -> None:
 
 @thorough_only
 @real
+@as_root
 @pytest.mark.parametrize("mounted", [False, True])
 def test_a_base_of_the_superuser_serves_another_user(
     base: Path, open_folder: Path, mount: Mount, *, mounted: bool
 ) -> None:
     """The other user may read every file, because the Python of the tests may lie in a closed home."""
-    if os.geteuid() != 0:
-        pytest.skip("needs the superuser, who starts programs of other users")
     base = base.rename(open_folder / "site")
     publish(base)
     if mounted:
@@ -176,11 +175,10 @@ def test_a_base_without_entries_and_one_that_others_can_write_say_so(home: Home,
     assert f"other users can write to {base}" in done.stderr
 
 
+@as_root
 @pytest.mark.parametrize("planted", ["folder", "link"])
 def test_an_own_root_that_another_user_made_is_refused(home: Home, tmp_path: Path, planted: str) -> None:
     """The name is made from the path of the base: where others may create, another user can make it first."""
-    if os.geteuid() != 0:
-        pytest.skip("needs the superuser, who makes files of other users")
     private, shared, start = (tmp_path / name for name in ("private", "shared", "base"))
     for folder in (start, private):
         folder.mkdir(mode=0o700)

@@ -85,9 +85,8 @@ def test_another_driver_decides_and_an_unknown_one_does_not(home: Home) -> None:
     there = portability.portability_key(cuda, environment)
     assert there["NVIDIA driver"] == "535.104.05"
     version.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.14  Thu Feb 22 01:44:30 UTC 2024\n")
-    assert "NVIDIA driver 535.104.05" in str(
-        portability.why_not(cuda, portability.differences(cuda, there, environment))
-    )
+    differing = portability.differences(cuda, there, environment)
+    assert "NVIDIA driver 535.104.05" in str(portability.why_not(cuda, differing))
     version.unlink()
     differing = portability.differences(cuda, there, environment)
     assert portability.why_not(cuda, differing) is None
@@ -274,29 +273,24 @@ def test_a_first_push_does_not_replace_a_faster_one(home: Home, tmp_path: Path) 
     assert list(tmp_path.glob(".cachectl-*")) == []
 
 
-def test_what_was_placed_before_a_failure_is_counted(small: Path, home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("at", ["of the layer", "of each"])
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [(OSError(errno.ENOSPC, "No space left on device"), "No space left on device"), (SystemExit(3), "SystemExit: 3")],
+)
+def test_what_was_placed_before_a_failure_is_counted(
+    small: Path, home: Home, monkeypatch: pytest.MonkeyPatch, *, error: BaseException, reason: str, at: str
+) -> None:
     put = put_many
 
-    def fails(layer: Layer, artifacts: Sequence[Artifact], **more: bool) -> object:
+    def fails(layer: Layer, artifacts: Sequence[Artifact], **more: bool) -> list[BaseException]:
         put(layer, artifacts[:2], **more)
-        raise OSError(errno.ENOSPC, "No space left on device")
+        if at == "of the layer":
+            raise error
+        return [error for _ in artifacts]
 
     monkeypatch.setattr("cachectl.exchange.copying.put_many", fails)
     done = Stack(home.environment()).pull(small, TRUSTED)
     assert (done.total.placed, done.total.failed) == (2, 1)
+    assert {note.because for layer in done.layers for note in layer.failed} == {reason}
     assert len(list(Stack(home.environment()).entries(layers=["miopen"]))) == 2
-
-
-@pytest.mark.parametrize("at", ["of the layer", "of each"])
-def test_a_layer_that_exits_while_entries_are_placed_has_failed(
-    small: Path, home: Home, monkeypatch: pytest.MonkeyPatch, at: str
-) -> None:
-    def exits(_: Layer, artifacts: Sequence[Artifact], **_more: bool) -> list[BaseException]:
-        if at == "of the layer":
-            raise SystemExit(3)
-        return [SystemExit(3) for _ in artifacts]
-
-    monkeypatch.setattr("cachectl.exchange.copying.put_many", exits)
-    done = Stack(home.environment()).pull(small, TRUSTED)
-    assert (done.total.placed, done.total.failed) == (0, 3)
-    assert {note.because for layer in done.layers for note in layer.failed} == {"SystemExit: 3"}

@@ -314,10 +314,9 @@ def test_a_folder_that_is_put_in_the_place_of_a_new_one_keeps_its_mode(
             (os.symlink if planted == "link" else os.rename)(private, store / "index")
 
     monkeypatch.setattr(os, "mkdir", replaced)
-    folder = place.FolderPlace(store)
     refused = pytest.raises(errors.CachectlError, match="link, or not a folder")
     with refused if planted == "link" else nullcontext():
-        folder.write(f"index/key-{'0' * 16}", b"key")
+        place.FolderPlace(store).write(f"index/key-{'0' * 16}", b"key")
     # Through the link, where there is one.
     assert stat.S_IMODE((store / "index").stat().st_mode) == 0o700
 

@@ -37,6 +37,15 @@ class S3(NamedTuple):
     requests: list[tuple[str, int]]
 
 
+#: Variables of a user of an S3 server.
+S3_USER = {
+    "AWS_ACCESS_KEY_ID": "ann",
+    "AWS_SECRET_ACCESS_KEY": "secret",
+    "AWS_DEFAULT_REGION": "us-east-1",
+    "AWS_EC2_METADATA_DISABLED": "true",
+}
+
+
 @pytest.fixture(scope="session")
 def s3_server() -> Iterator[S3]:
     boto3 = pytest.importorskip("boto3")
@@ -53,13 +62,7 @@ def s3_server() -> Iterator[S3]:
     server = moto.ThreadedMotoServer(port=0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()
-    variables = {
-        "AWS_ENDPOINT_URL": f"http://{host}:{port}",
-        "AWS_ACCESS_KEY_ID": "ann",
-        "AWS_SECRET_ACCESS_KEY": "secret",
-        "AWS_DEFAULT_REGION": "us-east-1",
-        "AWS_EC2_METADATA_DISABLED": "true",
-    }
+    variables = {"AWS_ENDPOINT_URL": f"http://{host}:{port}", **S3_USER}
     given = dict(zip(("endpoint_url", *KEYWORDS), variables.values(), strict=False))
     boto3.client("s3", **given).create_bucket(Bucket=BUCKET)
     yield S3(variables, requests)
