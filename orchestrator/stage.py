@@ -216,7 +216,15 @@ def _gather_new(job: Job, root: NodeRoot, leaders: Intracomm) -> None:
     """Push the new entries of all nodes: an entry that several leaders have is sent once."""
     lower: frozenset[Name] = leaders.exscan(root.new(), op=or_)
     if leaders.rank:
-        _send_new(leaders, root, lower)
+        # A bundle of what no lower leader has, in chunks.
+        try:
+            with open(root.pack(lower) or os.devnull, "rb") as file:
+                for chunk in bundle.pieces(file):
+                    leaders.ssend(chunk, dest=0)
+        except OSError as error:
+            root.notes.append(f"new entries are lost: {full_reason(error)}")
+        # The end, also after an error: rank 0 waits for it.
+        leaders.ssend(b"", dest=0)
         return
     # Before any push, because a sender waits until its chunks are received.
     received = [_receive(leaders, sender, root, job.notice) for sender in range(1, leaders.size)]
@@ -235,18 +243,6 @@ def _say_notes(notice: Callable[[str], None], gathered: Iterable[tuple[str, list
     for note, names in nodes.items():
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
         notice(f"{names[0]}{more}: {note}")
-
-
-def _send_new(leaders: Intracomm, root: NodeRoot, lower: frozenset[Name]) -> None:
-    """Send rank 0 a bundle of the new entries that no lower leader has, in chunks, then an empty chunk."""
-    try:
-        with open(root.pack(lower) or os.devnull, "rb") as file:
-            for chunk in bundle.pieces(file):
-                leaders.ssend(chunk, dest=0)
-    except OSError as error:
-        root.notes.append(f"new entries are lost: {full_reason(error)}")
-    # Also after an error: rank 0 waits for it.
-    leaders.ssend(b"", dest=0)
 
 
 def _receive(leaders: Intracomm, sender: int, root: NodeRoot, notice: Callable[[str], None]) -> StoreCollection | None:

@@ -6,7 +6,7 @@ import argparse
 import os
 import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from operator import attrgetter, itemgetter
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -20,7 +20,7 @@ from cachectl.layers.core.json_form import as_json
 from cachectl.layers.core.layer import Layer
 from cachectl.layers.core.root import DISABLED, UNKNOWN, Root, Scope, State
 from cachectl.layers.core.selection import moment_before
-from cachectl.layers.core.store import ADDED, sum_usage
+from cachectl.layers.core.store import sum_usage
 from cachectl.layers.disk import plain, temporaries
 from cachectl.show import units
 from cachectl.show.table import Columns, Table
@@ -90,21 +90,19 @@ class RootReport(NamedTuple):
 
 def total_of(roots: Sequence[RootReport], *, complete: bool = True) -> Total:
     """Return the sums; a sum without any known number is ``None``, or 0 if everything was counted."""
-    usages = [root.usage for root in roots]
-    complete = complete and all(usage.complete for usage in usages)
+    complete = complete and all(root.usage.complete for root in roots)
     nothing = 0 if complete else None
-    numbers = {name: [number for usage in usages if (number := getattr(usage, name)) is not None] for name in ADDED}
-    sums = {name: sum(of_roots) for name, of_roots in numbers.items()}
+    sums = sum_usage(root.usage for root in roots)
     return Total(
-        sums["entries"] or nothing,
-        sums["files"] + sums["orphan_files"] or nothing,
-        sums["bytes"] + sums["orphan_bytes"] or nothing,
+        sums.entries or nothing,
+        (sums.files or 0) + (sums.orphan_files or 0) or nothing,
+        (sums.bytes or 0) + (sums.orphan_bytes or 0) or nothing,
         complete,
-        sums["stale_entries"] if numbers["stale_entries"] else None,
-        sums["stale_bytes"] if numbers["stale_bytes"] else None,
-        sums["orphan_bytes"] or nothing,
-        sums["stale_unknown"],
-        sums["unknown_files"] or nothing,
+        sums.stale_entries,
+        sums.stale_bytes,
+        sums.orphan_bytes or nothing,
+        sums.stale_unknown or 0,
+        sums.unknown_files or nothing,
     )
 
 
@@ -112,7 +110,8 @@ def total_of(roots: Sequence[RootReport], *, complete: bool = True) -> Total:
 class LayerReport(NamedTuple):
     """One layer: its state, its roots and their sums; ``failures`` are the errors met while reading them.
 
-    ``stale_seconds`` estimates the time it took to compile the stale entries; it is ``None`` if no trace measured that.
+    ``stale_seconds`` estimates the time it took to compile the stale entries, by their share of the bytes; it is
+    ``None`` if no trace measured that.
     ``limit`` is the number of bytes above which the library evicts entries; it is ``None`` if there is no limit, if it
     is unknown, or if the layer is empty. ``place`` is the largest root, else the one that the library writes to.
     """
@@ -210,10 +209,12 @@ def report(
     if by is not None:
         from cachectl import grouping
 
-        pythons = grouping.by_python(chosen, here) if by == "python" else None
-        kernels = grouping.by_kernel(chosen, here) if by == "kernel" else None
-        drivers = grouping.by_driver(chosen) if by == "driver" else None
-        result = result._replace(pythons=pythons, kernels=kernels, drivers=drivers)
+        if by == "driver":
+            result = result._replace(drivers=grouping.by_driver(chosen))
+        elif by == "kernel":
+            result = result._replace(kernels=grouping.by_kernel(chosen, here))
+        elif by == "python":
+            result = result._replace(pythons=grouping.by_python(chosen, here))
     return result
 
 
@@ -245,21 +246,17 @@ def _layer_report(layer: Layer) -> LayerReport:
     except FAILURES as error:
         state = State(UNKNOWN, "its state could not be read")
         failures[reason_of(error)] = None
-    total = total_of(roots, complete=not failures)
+    total, stale_seconds = total_of(roots, complete=not failures), 0.0
+    if total.stale_bytes and total.bytes:
+        from cachectl.watching import ledger
+
+        kernels = ledger.readable(layer.environment).kernels.values()
+        seconds = sum(kernel.seconds.get(layer.name, 0) for kernel in kernels)
+        stale_seconds = seconds * total.stale_bytes / total.bytes
     head = (layer.name, layer.title, state, about.scope, about.precious)
     limit = layer.limit if total.bytes else None
     place = max(roots, key=lambda root: root.usage.bytes or 0).root.path if roots else None
-    return LayerReport(*head, tuple(roots), tuple(failures), total, _stale_seconds(layer, total), limit, place)
-
-
-def _stale_seconds(layer: Layer, total: Total) -> float | None:
-    """Return the measured seconds of all kernels in a layer, times the share of stale bytes."""
-    if not total.stale_bytes or not total.bytes:
-        return None
-    from cachectl.watching import ledger
-
-    kernels = ledger.readable(layer.environment).kernels.values()
-    return sum(kernel.seconds.get(layer.name, 0) for kernel in kernels) * total.stale_bytes / total.bytes or None
+    return LayerReport(*head, tuple(roots), tuple(failures), total, stale_seconds or None, limit, place)
 
 
 def _count(layer: Layer, root: Root) -> Iterator[RootReport]:
@@ -371,17 +368,19 @@ def lines(result: Report, home: str, *, verbose: bool = False) -> Iterator[objec
 
 def _layers_table(layers: Iterable[LayerReport], total: Total, home: str, *, verbose: bool) -> Table:
     """Return the table of layers; unless ``verbose`` without files, and without limits if there are none."""
-    rows: list[tuple[object, ...]] = []
+    has_limits = verbose or any(layer.limit for layer in layers)
+    # Places need the room.
+    left_out = {"files": not verbose, "limit": not has_limits}
+    titles = [title for title in _COLUMNS if not left_out.get(title)]
+
+    def row(*cells: object) -> list[object]:
+        return [cell for title, cell in zip(_COLUMNS, cells, strict=True) if title in titles]
+
+    rows = []
     for layer in layers:
         place = units.short_path(layer.place or units.DASH, home)
-        rows.append((layer.layer, layer.state.condition.value, *_cells(layer.total), layer.limit, place))
-    # Places need the room.
-    left_out = {"files"} | (set() if any(layer.limit for layer in layers) else {"limit"})
-    titles = [title for title in _COLUMNS if verbose or title not in left_out]
-    *rows, last = map(
-        itemgetter(*map([*_COLUMNS].index, titles)), [*rows, ("total", "", *_cells(total)[:3], "", "", "")]
-    )
-    return Table({title: _COLUMNS[title] for title in titles}, rows, last)
+        rows.append(row(layer.layer, layer.state.condition.value, *_cells(layer.total), layer.limit, place))
+    return Table({title: _COLUMNS[title] for title in titles}, rows, row("total", "", *_cells(total)[:3], "", "", ""))
 
 
 def _cells(total: Total) -> list[str]:
@@ -472,10 +471,7 @@ def _outdated(layer: LayerReport) -> Iterator[str]:
 
     For a precious layer, nothing is yielded: no line may suggest removing its entries.
     """
-    reasons: dict[str, int] = {}
-    for root in layer.roots:
-        for reason, count in root.usage.stale_because.items():
-            reasons[reason] = reasons.get(reason, 0) + count
+    reasons = sum_usage(root.usage for root in layer.roots).stale_because
     if reasons and not layer.precious:
         total, took = layer.total, layer.stale_seconds
         lost = f"{total.stale_entries:,} of {plural(total.entries or 0, 'entry', 'entries')}"

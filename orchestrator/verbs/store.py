@@ -315,21 +315,18 @@ def show(result: StoreListing | Collection | StoreCheck, request: verbs.Request)
         ]
         return
     if isinstance(result, StoreListing):
-        yield from (_listing(result, request.now), "")
+        numbers = {"entries": units.count, "size": units.size, "parts": units.count, "unsigned": units.count}
+        rows = []
+        for key in result.keys:
+            facts = ", ".join(f"{name} {fact or units.DASH}" for name, fact in key.fingerprint.items())
+            age = units.since(key.newest, request.now)
+            rows.append((key.layer, key.entries, key.bytes, key.parts, key.unsigned, age, facts))
+        sums = [sum(getattr(key, name) for key in result.keys) for name in ("entries", "bytes", "parts")]
+        yield Table({"layer": str, **numbers, "newest": units.age, "for": str}, rows, ("total", *sums, "", "", ""))
+        yield ""
     else:
         for finding in result.findings:
             yield f"{finding.severity}: {finding.name}: {finding.message}"
         entries, parts = plural(result.entries, "entry", "entries"), plural(result.parts, "part")
         yield [f"{entries} in {parts} of the index and {plural(result.packs, 'pack')} checked"]
     yield [f"digest {result.digest}"]
-
-
-def _listing(listing: StoreListing, now: float) -> Table:
-    numbers = {"entries": units.count, "size": units.size, "parts": units.count, "unsigned": units.count}
-    rows = []
-    for key in listing.keys:
-        facts = ", ".join(f"{name} {fact or units.DASH}" for name, fact in key.fingerprint.items())
-        rows.append((key.layer, key.entries, key.bytes, key.parts, key.unsigned, units.since(key.newest, now), facts))
-    entries, sizes = sum(key.entries for key in listing.keys), sum(key.bytes for key in listing.keys)
-    last = ("total", entries, sizes, sum(key.parts for key in listing.keys), "", "", "")
-    return Table({"layer": str, **numbers, "newest": units.age, "for": str}, rows, last)
