@@ -242,7 +242,6 @@ def build_parser(words: Sequence[str] | None = None) -> argparse.ArgumentParser:
 
 
 def _add_to(container: argparse._ActionsContainer, options: Sequence[Any]) -> None:
-    """Add the rows of a verb."""
     for option in options:
         if isinstance(option, tuple):
             names, *texts = option

@@ -158,7 +158,6 @@ def show(request: verbs.Request, documents: list[Mapping[str, Any]], shown: verb
 
 
 def _words(typed: list[str]) -> Iterator[str]:
-    """Yield the command line of a child."""
     words = iter(typed)
     # --json must come before a --, which ends the options.
     yield from (next(words), "--json")

@@ -21,12 +21,12 @@ EXAMPLE = "cachectl prune --max-size 2G --dry-run"
 OPTIONS = (
     verbs.CLEARABLE,
     ("--stale", "entries of a driver that was seen here and is gone, and orphans"),
-    ("--older-than", "AGE", "entries not changed or used for AGE, such as 30d, 12h or 2w", {"type": verbs.age_of}),
+    verbs.OLDER_THAN,
     (
         "--max-size",
         "SIZE",
         "the longest unused, until the layers together hold at most SIZE, such as 500M or 2GiB",
-        {"type": verbs.size_of},
+        verbs.SIZE,
     ),
     *verbs.REMOVING,
     verbs.PYTHON,
@@ -199,8 +199,13 @@ show, table, of_users = purge.show, purge.table, purge.of_users
 def run(request: verbs.Request) -> removal.RemovalPlan | removal.Removal:
     """Carry out ``cachectl prune``."""
     options, stack = request.options, request.stack
-    limits = config.Limits(options.stale, options.older_than, options.max_size, now=request.now)
-    typed = None if limits.none else limits
+    limits = config.Limits(options.stale, options.older_than, options.max_size, now=stack.environment.clock())
     with request.output.progress("pruning"):
-        asked = {"layers": options.layers, "dry_run": options.dry_run, "contents": options.verbose}
-        return prune(stack, typed, **asked, notice=request.notice)
+        return prune(
+            stack,
+            None if limits.none else limits,
+            layers=options.layers,
+            dry_run=options.dry_run,
+            contents=options.verbose,
+            notice=request.notice,
+        )

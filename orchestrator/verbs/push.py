@@ -59,7 +59,8 @@ def table(outcome: transfer.Transfer, request: verbs.Request, stale: str = "stal
     """Return the layers with what was placed, or the entries of a dry run."""
     if not outcome.dry_run:
         return _table("placed", outcome.layers)
-    return ls.entries_table((entry for layer in outcome.layers for entry in layer.entries or ()), request.now, stale)
+    entries = (entry for layer in outcome.layers for entry in layer.entries or ())
+    return ls.entries_table(entries, request.environment.clock(), stale)
 
 
 def _table(verb: str, layers: Iterable[transfer.Moved]) -> Table:

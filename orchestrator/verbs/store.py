@@ -45,18 +45,8 @@ OPTIONS = (
     ("target", "TARGET", verbs.STORES),
     [
         "gc",
-        (
-            "--older-than",
-            "AGE",
-            "remove what was pushed more than AGE ago, such as 30d, 12h or 2w",
-            {"type": verbs.age_of},
-        ),
-        (
-            "--max-size",
-            "SIZE",
-            "then remove the oldest until at most SIZE is left, such as 500M or 2GiB",
-            {"type": verbs.size_of},
-        ),
+        ("--older-than", "AGE", "remove what was pushed more than AGE ago, such as 30d, 12h or 2w", verbs.AGE),
+        ("--max-size", "SIZE", "then remove the oldest until at most SIZE is left, such as 500M or 2GiB", verbs.SIZE),
         verbs.DRY_RUN,
     ],
     ("--allowed-signers", "LIST", "verify: require a signature by a signer in this list"),
@@ -157,19 +147,20 @@ class SharedStore:
 
     def ls(self) -> StoreListing:
         """Return the content by portability key. Raises :class:`BadStore` for a damaged index, and :class:`Missing`."""
-        index = self._index()
-        keys = index.settled(lambda: [self._listed(index, group) for group in set(map(wire.key_of, index.parts))])
-        keys.sort(key=lambda listed: (listed.layer, listed.key))
+        index, is_bundle = self._index(), self._place.is_bundle
+
+        def list_keys() -> Iterator[ListedKey]:
+            for group in set(map(wire.key_of, index.parts)):
+                names = [name for name in index.parts if wire.key_of(name) == group]
+                key, parts = index.key(group), [index.part(name) for name in names]
+                sizes = [stored.entry.bytes for part in parts for stored in part.entries]
+                counts = (len(sizes), sum(sizes), len(parts), sum(not part.is_signed for part in parts))
+                newest = None if is_bundle else wire.made_of(names[-1])
+                yield ListedKey(group, key.layer, *counts, newest, dict(key.facts))
+
+        keys = index.settled(lambda: sorted(list_keys(), key=lambda listed: (listed.layer, listed.key)))
         index.memory.save(index.files)
         return StoreListing(self._place.shown, index.digest, tuple(keys))
-
-    def _listed(self, index: StoreCollection, group: str) -> ListedKey:
-        names = [name for name in index.parts if wire.key_of(name) == group]
-        key, parts = index.key(group), [index.part(name) for name in names]
-        sizes = [stored.entry.bytes for part in parts for stored in part.entries]
-        unsigned = sum(not part.is_signed for part in parts)
-        newest = None if self._place.is_bundle else wire.made_of(names[-1])
-        return ListedKey(group, key.layer, len(sizes), sum(sizes), len(parts), unsigned, newest, dict(key.facts))
 
     def gc(
         self, *, older_than: str | float | None = None, max_size: str | int | None = None, dry_run: bool = False
@@ -319,7 +310,7 @@ def show(result: StoreListing | Collection | StoreCheck, request: verbs.Request)
         rows = []
         for key in result.keys:
             facts = ", ".join(f"{name} {fact or units.DASH}" for name, fact in key.fingerprint.items())
-            age = units.since(key.newest, request.now)
+            age = units.since(key.newest, request.environment.clock())
             rows.append((key.layer, key.entries, key.bytes, key.parts, key.unsigned, age, facts))
         sums = [sum(getattr(key, name) for key in result.keys) for name in ("entries", "bytes", "parts")]
         yield Table({"layer": str, **numbers, "newest": units.age, "for": str}, rows, ("total", *sums, "", "", ""))
