@@ -96,7 +96,7 @@ def main(
             words = [*words[1:2], "--help"]
         request = _parse(words, environment)
         with output.warnings_as_lines():
-            return _run(request, show_json)
+            return _shown(request.options.module.run(request), request, show_json)
     except KeyboardInterrupt:
         # The key may have been pressed while modules were imported.
         return 130
@@ -121,27 +121,17 @@ def main(
                 os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
-def _run(request: verbs.Request, show_json: Callable[[object], None]) -> int:
-    """Call the verb, print what it returns in the requested form, and return the exit status."""
-    options = request.options
-    if getattr(options, "user", None) or getattr(options, "all_users", False):
-        from cachectl.cli import users
-
-        # Each child reads the settings of its user.
-        status: int = users.run(request)
+def _shown(result: Any, request: verbs.Request, show_json: Callable[[object], None]) -> int:  # noqa: ANN401 - of any verb
+    """Print what a verb returned, in the requested form, and return the exit status."""
+    status = result if isinstance(result, int) else int(getattr(result, "failed", False))
+    if isinstance(result, int):
+        pass
+    elif request.form == "json":
+        show_json(result)
+    elif request.form == "csv":
+        output.show_csv(request.options.module.table(result, request))
     else:
-        verb = verb_module(options.verb)
-        result = verb.run(request)
-        if isinstance(result, int):
-            status = result
-        else:
-            if request.form == "json":
-                show_json(result)
-            elif request.form == "csv":
-                output.show_csv(verb.table(result, request))
-            else:
-                output.say(verb.show(result, request))
-            status = int(getattr(result, "failed", False))
+        output.say(request.options.module.show(result, request))
     try:
         output.show_bytes(b"")
     except OSError:
@@ -234,7 +224,7 @@ def build_parser(words: Sequence[str] | None = None) -> argparse.ArgumentParser:
         summary, module = VERBS[name], verb_module(name)
         description = summary[0].upper() + summary[1:] + "."
         verb = commands.add_parser(name, help=summary, description=description, allow_abbrev=False)
-        verb.set_defaults(parser=verb)
+        verb.set_defaults(parser=verb, module=module)
         _add_to(verb, module.OPTIONS)
         verb.usage = getattr(module, "USAGE", None)
         verb.epilog = f"{getattr(module, 'EPILOG', '')} Example: {module.EXAMPLE}".lstrip()
@@ -280,6 +270,11 @@ def _parse(line: list[str], environment: Environment | None) -> verbs.Request:
         of_verb = getattr(options, "parser", parser)
         likely = did_you_mean(unknown[0].partition("=")[0], of_verb._option_string_actions)  # noqa: SLF001 - no other list
         of_verb.error(f"unrecognized arguments: {' '.join(unknown)}{likely}")
+    if getattr(options, "user", None) or getattr(options, "all_users", False):
+        from cachectl.cli import users
+
+        # Each child reads the settings of its user.
+        options.module = users
     from cachectl import verbs
 
     return verbs.Request(output, options, line, line[at + 1 :], environment)

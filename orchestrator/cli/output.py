@@ -180,19 +180,16 @@ class _Bar:
         import threading
 
         self.line = ""
-        self._begin(what, None)
+        self.step(0, what)
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self.keep_drawing, daemon=True)
         with suppress(RuntimeError):
             self._thread.start()
 
-    def _begin(self, what: str, total: int | None) -> None:
-        self._what, self._count, self._total = what, 0.0, total
-
     def step(self, number: float = 1, what: str | None = None, total: int | None = None) -> None:
         """Add a number to the count; ``what`` starts a new count, of a ``total`` if known."""
         if what is not None:
-            self._begin(what, total)
+            self._what, self._count, self._total = what, 0.0, total
         self._count += number
 
     def keep_drawing(self) -> None:

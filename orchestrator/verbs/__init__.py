@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
@@ -37,15 +38,15 @@ class Request:
         self,
         output: Any,  # noqa: ANN401 - a module
         options: argparse.Namespace,
-        words: Sequence[str],
-        command: Sequence[str],
+        words: list[str],
+        command: list[str],
         environment: Environment | None,
     ) -> None:
         self.output = output
         self.notice: Callable[[str], None] = output.warn
         self.options = options
-        self.words = list(words)
-        self.command = list(command)
+        self.words = words
+        self.command = command
         self._given = environment
 
     @cached_property
@@ -152,15 +153,22 @@ class Request:
         return name
 
     def outputs(self, *named: tuple[str | None, output_files.Kind]) -> list[Any]:
-        """Return each :class:`OutputFile`, checked before a long run; ``None`` without a name."""
-        from cachectl.show import output_files
+        """Return each :class:`OutputFile`, checked before a long run; ``None`` without a name.
 
-        options = self.options
+        Raises as :meth:`OutputFile.demand` does, and :class:`BadRequest` if a file is named twice.
+        """
+        from cachectl.show.output_files import OutputFile
+
         files = [
-            None if name is None else output_files.OutputFile(name, kind, self.stack, options.force)
-            for name, kind in named
+            None if name is None else OutputFile(name, kind, self.stack, self.options.force) for name, kind in named
         ]
-        output_files.demand_targets(*files)
+        places: set[str] = set()
+        for file in filter(None, files):
+            file.demand()
+            place = os.path.realpath(file.name)
+            if place in places and os.path.isfile(place) == os.path.exists(place):
+                raise BadRequest(f"{file.name!r} is named twice; name a file for each output")
+            places.add(place)
         return files
 
     def write_json(self, fact: object, file: output_files.OutputFile | None) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -142,7 +141,12 @@ def doctor(stack: layer_set.LayerSet, layers: Iterable[str] = (), *, place: Path
     placed: list[_Placed] = []
     not_checked: dict[str, str] = {}
     for layer, of_layer in roots.items():
-        own = (*_guarded(layer, None, _of_roots(layer, of_layer)), *_of_layer(layer, of_layer))
+        # A problem with a variable that layers share is one state.
+        diagnosed = (_Placed((finding.message, finding.fix), finding) for finding in spelling.diagnosed(layer))
+        own = (
+            *_guarded(layer, None, _of_roots(layer, of_layer)),
+            *_guarded(layer, None, diagnosed, unread=not all(holding.is_readable for holding in of_layer)),
+        )
         placed += sorted(own, key=lambda each: _WORST_FIRST.index(each.finding.severity))
         if unexamined := "; ".join(_unexamined(layer, of_layer)):
             not_checked[layer.name] = unexamined
@@ -177,7 +181,7 @@ def _judge(folder: Path, layers: Iterable[Layer]) -> listing.Findings:
         moved = moved_to(layer, folder)
         holding = _Holding(moved, moved.roots()[0], True, False, UNCOUNTED, None)  # noqa: FBT003
         roots.append(holding)
-        for each in _guarded(moved, folder, chain(_of_use(holding), _of_sharing(holding))):
+        for each in (*_guarded(moved, folder, _of_use(holding)), *_guarded(moved, folder, _of_sharing(holding))):
             finding = each.finding
             # It would unset the variable that names the folder.
             if each.folder or finding.fix.startswith("unset "):
@@ -222,23 +226,16 @@ def _holdings(layer: Layer) -> Iterator[_Holding]:
             yield _Holding(layer, root, not number, exists, usage, failure)
 
 
-def _guarded(layer: Layer, path: Path | None, placed: Iterable[_Placed]) -> Iterator[_Placed]:
-    """Yield findings, and an error that ends them as one more; repeated errors are joined."""
+def _guarded(layer: Layer, path: Path | None, placed: Iterable[_Placed], *, unread: bool = False) -> Iterator[_Placed]:
+    """Yield findings, and an error that ends them as one more; repeated errors are joined.
+
+    Errors that the finding of an ``unread`` root explains are not repeated.
+    """
     try:
         yield from placed
     except FAILURES as error:
-        yield _Placed((layer, path), listing.failure(layer, path, error))
-
-
-def _of_layer(layer: Layer, roots: Iterable[_Holding]) -> Iterator[_Placed]:
-    """Yield the findings of the layer itself."""
-    try:
-        # A problem with a variable that layers share is one state.
-        yield from (_Placed((finding.message, finding.fix), finding) for finding in spelling.diagnosed(layer))
-    except FAILURES as error:
-        # If a root is unreadable, its own finding says so.
-        if not isinstance(error, (LayerError, OSError)) or all(holding.is_readable for holding in roots):
-            yield _Placed((layer, None), listing.failure(layer, None, error))
+        if not (unread and isinstance(error, (LayerError, OSError))):
+            yield _Placed((layer, path), listing.failure(layer, path, error))
 
 
 def _of_roots(layer: Layer, roots: Iterable[_Holding]) -> Iterator[_Placed]:

@@ -48,7 +48,6 @@ def ls(
 ) -> listing.Listing:
     """Return the selected entries.
 
-    :param layers: names; none means all
     :param sort: ``"size"``, ``"age"`` or ``"used"``
     :param limit: the most entries, and the most kernels
     :param contents: read entries even if the selection does not need it, for kernels, devices and versions

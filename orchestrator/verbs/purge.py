@@ -36,7 +36,6 @@ def plan_purge(
 ) -> removal.RemovalPlan:
     """Plan a purge; changes nothing. The plan's ``apply()`` carries it out.
 
-    :param layers: names; none means every clearable layer
     :param damaged: only damaged entries of the selection
     :param contents: read the entries even if the selection does not need it, to list their kernels
     :returns: for each layer what is removed, and what is left and why; a layer that refuses is ``failed``
@@ -58,10 +57,8 @@ def purge(
 ) -> removal.RemovalPlan | removal.Removal:
     """Remove the selected entries, and what killed commands left.
 
-    :param layers: names; none means every clearable layer
     :param damaged: only damaged entries of the selection
     :param dry_run: return the plan; ``contents`` is that of :func:`plan_purge`
-    :param notice: gets one line for each thing that a caller should know
     :returns: for each layer what is removed, and what is left and why; a layer that refuses is ``failed``
     :raises BadRequest: for an unknown layer
     """
