@@ -175,13 +175,18 @@ def _judge(folder: Path, layers: Iterable[Layer]) -> listing.Findings:
     """Return why a folder does not suit the layers that can be moved there."""
     roots: list[_Holding] = []
     placed: list[_Placed] = []
-    for layer in layers:
-        if layer.about.scope is not Scope.USER or layer.abilities()[Ability.RELOCATE] is not None:
-            continue
+
+    def examine(layer: Layer) -> Iterator[_Placed]:
         moved = moved_to(layer, folder)
         holding = _Holding(moved, moved.roots()[0], True, False, UNCOUNTED, None)  # noqa: FBT003
         roots.append(holding)
-        for each in (*_guarded(moved, folder, _of_use(holding)), *_guarded(moved, folder, _of_sharing(holding))):
+        yield from _of_use(holding)
+        yield from _of_sharing(holding)
+
+    for layer in layers:
+        if layer.about.scope is not Scope.USER or layer.abilities()[Ability.RELOCATE] is not None:
+            continue
+        for each in _guarded(layer, folder, examine(layer)):
             finding = each.finding
             # It would unset the variable that names the folder.
             if each.folder or finding.fix.startswith("unset "):

@@ -29,10 +29,8 @@ def run(request: verbs.Request) -> transfer.Transfer | int:
     from cachectl.exchange.push_pull import push
 
     options, selected = request.options, request.selection()
-    if options.target == "-" and request.form != "table":
-        request.misuse(
-            f"{request.form.upper()} and the bundle cannot both go to standard output; name a FILE for the bundle"
-        )
+    if options.target == "-" and (form := request.form) != "table":
+        request.misuse(f"{form.upper()} and the bundle cannot both go to standard output; name a FILE for the bundle")
     with request.output.progress("pushing"):
         pushed = push(
             request.stack,

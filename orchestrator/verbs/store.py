@@ -284,13 +284,12 @@ def run(request: verbs.Request) -> StoreListing | Collection | StoreCheck:
     if options.action != "verify" and options.allowed_signers is not None:
         request.misuse("--allowed-signers works only with store verify")
     store = SharedStore(request.stack, request.target(options.target))
-    if options.action == "ls":
-        with request.output.progress("listing"):
+    doing = {"ls": "listing", "verify": "checking", "gc": "cleaning up"}
+    with request.output.progress(doing[options.action]):
+        if options.action == "ls":
             return store.ls()
-    if options.action == "verify":
-        with request.output.progress("checking"):
+        if options.action == "verify":
             return store.verify(allowed_signers=options.allowed_signers)
-    with request.output.progress("cleaning up"):
         return store.gc(older_than=options.older_than, max_size=options.max_size, dry_run=options.dry_run)
 
 

@@ -440,6 +440,18 @@ def test_a_folder_is_judged_before_a_job_uses_it(tmp_path: Path, mount: Mount) -
     assert not (tmp_path / "scratch/job 7").exists()
 
 
+def test_a_layer_that_fails_while_a_folder_is_judged_is_a_finding(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: object) -> None:
+        raise ZeroDivisionError
+
+    stack = Stack(environment_of(tmp_path))
+    monkeypatch.setattr(stack["pocl"].__class__, "roots", fail)
+    found = only(stack.doctor(["pocl", "loopy"], place=tmp_path).findings, "plugin")
+    assert (found.layer, found.message) == ("pocl", "ZeroDivisionError")
+
+
 def test_scratch_folders_are_made_where_code_can_be_mapped(home: Home, mount: Mount) -> None:
     mount("-t", "tmpfs", "-o", "noexec", "none", on=home.path / "tmp")
     done = home.cachectl("run --isolated -- printenv POCL_CACHE_DIR", TMPDIR=str(home.path / "tmp"))
