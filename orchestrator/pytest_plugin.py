@@ -61,13 +61,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         _OPTION,
         action="store_true",
-        default=False,
         help="switch every kernel cache (loopy, PyOpenCL, PoCL, CUDA, MIOpen) off for the whole session",
     )
     group.addoption(
         _PORTABLE,
         action="store_true",
-        default=False,
         help="omit PyOpenCL's include path from builds that do not need it: their entries hit at any path",
     )
 

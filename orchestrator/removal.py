@@ -9,7 +9,7 @@ from typing import NamedTuple
 from cachectl import layer_set
 from cachectl.layers.base.errors import FAILURES, reason_of
 from cachectl.layers.base.text import plural
-from cachectl.layers.core.entry import Note
+from cachectl.layers.core.entry import Entry, Note
 from cachectl.layers.core.json_form import as_json, total
 from cachectl.layers.core.layer import Layer, every_root, require_changeable
 from cachectl.layers.core.plan import Outcome, Plan
@@ -32,6 +32,11 @@ class RemovalPlan(NamedTuple):
     def dry_run(self) -> bool:
         """Return ``True``: nothing was removed."""
         return True
+
+    @property
+    def entries(self) -> tuple[Entry, ...]:
+        """Return the entries of all layers."""
+        return tuple(entry for plan in self.layers for entry in plan.entries)
 
     @property
     def total(self) -> SimpleNamespace:

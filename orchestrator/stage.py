@@ -216,10 +216,27 @@ def _gather_new(job: Job, root: NodeRoot, leaders: Intracomm) -> None:
     """Push the new entries of all nodes: an entry that several leaders have is sent once."""
     lower: frozenset[Name] = leaders.exscan(root.new(), op=or_)
     if leaders.rank:
-        _send_new(leaders, root, lower)
+        # A bundle of what no lower leader has, in chunks.
+        try:
+            with open(root.pack(lower) or os.devnull, "rb") as file:
+                for chunk in bundle.pieces(file):
+                    leaders.ssend(chunk, dest=0)
+        except OSError as error:
+            root.notes.append(f"new entries are lost: {full_reason(error)}")
+        # The end, also after an error: rank 0 waits for it.
+        leaders.ssend(b"", dest=0)
         return
+    environment, shown, received = root.stack().environment, "the bundle from a node", list[StoreCollection]()
     # Before any push, because a sender waits until its chunks are received.
-    received = [_receive(leaders, sender, root, job.notice) for sender in range(1, leaders.size)]
+    for sender in range(1, leaders.size):
+        chunks = iter(partial(leaders.recv, source=sender), b"")
+        try:
+            spooled = bundle.spooled(environment, chunks, shown, spared=0)
+            parcel = bundle.BundlePlace(None, environment, shown=shown, file=spooled)
+            received.append(StoreCollection(parcel, environment))
+        except FAILURES as error:
+            deque(chunks, maxlen=0)
+            job.notice(f"the new entries of a node are lost: {full_reason(error)}")
     try:
         _push_new(job, root, received)
     except FAILURES as error:
@@ -237,33 +254,7 @@ def _say_notes(notice: Callable[[str], None], gathered: Iterable[tuple[str, list
         notice(f"{names[0]}{more}: {note}")
 
 
-def _send_new(leaders: Intracomm, root: NodeRoot, lower: frozenset[Name]) -> None:
-    """Send rank 0 a bundle of the new entries that no lower leader has, in chunks, then an empty chunk."""
-    try:
-        with open(root.pack(lower) or os.devnull, "rb") as file:
-            for chunk in bundle.pieces(file):
-                leaders.ssend(chunk, dest=0)
-    except OSError as error:
-        root.notes.append(f"new entries are lost: {full_reason(error)}")
-    # Also after an error: rank 0 waits for it.
-    leaders.ssend(b"", dest=0)
-
-
-def _receive(leaders: Intracomm, sender: int, root: NodeRoot, notice: Callable[[str], None]) -> StoreCollection | None:
-    """Return the bundle that a leader sends, which may be empty; ``None`` if it cannot be written."""
-    chunks = iter(partial(leaders.recv, source=sender), b"")
-    environment = root.stack().environment
-    try:
-        shown = "the bundle from a node"
-        file = bundle.spooled(environment, chunks, shown, spared=0)
-        return StoreCollection(bundle.BundlePlace(None, environment, shown=shown, file=file), environment)
-    except FAILURES as error:
-        deque(chunks, maxlen=0)
-        notice(f"the new entries of a node are lost: {full_reason(error)}")
-        return None
-
-
-def _push_new(job: Job, root: NodeRoot, received: Iterable[StoreCollection | None]) -> None:
+def _push_new(job: Job, root: NodeRoot, received: Iterable[StoreCollection]) -> None:
     """Push the new entries of this node, and those that other leaders sent."""
     # Temporary files are on the node's own disk.
     stack, route = root.stack(), job.route
@@ -271,7 +262,7 @@ def _push_new(job: Job, root: NodeRoot, received: Iterable[StoreCollection | Non
         target = place_of(route.out or "", stack.environment, writes=True, force=route.force)
         store = StoreCollection(target, stack.environment, allowed, key=route.sign)
         result = push_pull.push_layers(stack, store, stack.clearable() if root.root is not None else ())
-        for parcel in filter(None, received):
+        for parcel in received:
             plan = copying.missing(parcel, store, parcel.portability_keys(), result)
             copying.copy(parcel, store, plan, result)
         store.finish()

@@ -17,6 +17,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,12 @@ Driver = dict[str, Any]
 #: How a command is started as a process of its own.
 CACHECTL = (sys.executable, "-m", "cachectl")
 PROGRAMS = Path(__file__).parent / "programs"
+#: A program that ends with 7.
+SAYS_SEVEN = (sys.executable, "-c", "print('RAN'); raise SystemExit(7)")
+#: pytest with our plug-in, which it loads by itself where cachectl is installed.
+_LOADED = any(point.value == "cachectl.pytest_plugin" for point in entry_points(group="pytest11"))
+_PLUGIN = () if _LOADED else ("-p", "cachectl.pytest_plugin")
+PYTEST = (sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *_PLUGIN)
 
 #: How the names of variables begin that move or switch a layer, or make a rank of a process: none of the tester's own
 #: may leak into a test.

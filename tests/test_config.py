@@ -117,11 +117,7 @@ def test_a_file_of_another_user_is_refused(reachable: Home) -> None:
 
 @pytest.mark.parametrize(
     "variables",
-    [
-        {},
-        {"XDG_CONFIG_HOME": "/c", "XDG_CONFIG_DIRS": "/a:/d"},
-        {"XDG_CONFIG_HOME": "", "XDG_CONFIG_DIRS": ""},
-    ],
+    [{}, {"XDG_CONFIG_HOME": "/c", "XDG_CONFIG_DIRS": "/a:/d"}, {"XDG_CONFIG_HOME": "", "XDG_CONFIG_DIRS": ""}],
 )
 def test_files_are_where_platformdirs_says(variables: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     import platformdirs

@@ -16,14 +16,7 @@ from cachectl.layers import comgr
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.errors import CachectlError
 from cachectl.layers.cuda import entries as compute_cache
-from cachectl.layers.formats import (
-    bitcode,
-    device_binaries,
-    elf,
-    opencl_source,
-    pdict,
-    pickles,
-)
+from cachectl.layers.formats import bitcode, device_binaries, elf, opencl_source, pdict, pickles
 from cachectl.layers.mesa import entries as mesa_entries
 from cachectl.layers.mesa import pairs
 from cachectl.layers.miopen import databases as miopen_names

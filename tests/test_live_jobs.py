@@ -13,14 +13,12 @@ pytestmark = pytest.mark.real
 
 @pytest.mark.parametrize(
     ("program", "layer", "kernels", "way"),
-    [
-        *thorough(
-            ("pyopencl", "pyopencl", 8, "cachectl purge --all"),
-            ("loopy", "loopy", 12, "cachectl purge --all"),
-            ("loopy", "loopy", 12, "two at once"),
-            ("pyopencl", "pyopencl", 12, "two at once"),
-        ),
-    ],
+    thorough(
+        ("pyopencl", "pyopencl", 8, "cachectl purge --all"),
+        ("loopy", "loopy", 12, "cachectl purge --all"),
+        ("loopy", "loopy", 12, "two at once"),
+        ("pyopencl", "pyopencl", 12, "two at once"),
+    ),
 )
 def test_programs_beside_purges_end_well(program: str, layer: str, kernels: int, way: str) -> None:
     result = beside(program, way, jobs=2, kernels=kernels, pause=0.1)

@@ -2,16 +2,10 @@
 
 import re
 import subprocess
-import sys
-from importlib.metadata import entry_points
 from pathlib import Path
 
-from homes import PROGRAMS, Home
+from homes import PROGRAMS, PYTEST, Home
 from tiers import real, thorough_only
-
-#: Where cachectl is installed, pytest has it already; from a checkout it is named.
-INSTALLED = any(one.value == "cachectl.pytest_plugin" for one in entry_points(group="pytest11"))
-OURS = () if INSTALLED else ("-p", "cachectl.pytest_plugin")
 
 #: What the tests below share: the state that a child finds, and real kernels.
 COMMON = f"""
@@ -36,8 +30,7 @@ def session(
     (folder / "common.py").write_text(COMMON)
     (folder / "conftest.py").write_text(conftest)
     (folder / "test_it.py").write_text(f"import cachectl\nfrom common import *\n{tests}")
-    command = (sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *OURS, *arguments, str(folder))
-    return home.run(*command, check=check, **changes)
+    return home.run(*PYTEST, *arguments, str(folder), check=check, **changes)
 
 
 @thorough_only

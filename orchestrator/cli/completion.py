@@ -35,12 +35,11 @@ def run(request: verbs.Request) -> int:
     """Carry out ``cachectl completion``."""
     options = request.options
     if options.words is not None:
-        lines = sorted(set(map(printable, _words(request, options.words))))
+        request.output.show_raw(sorted(set(map(printable, _words(request, options.words)))))
     elif options.shell is None:
         request.misuse(f"name the shell: {', '.join(SHELLS)}")
     else:
-        lines = script(options.shell).splitlines()
-    request.output.show_raw(lines)
+        request.output.show_raw(script(options.shell).splitlines())
     return 0
 
 
@@ -77,7 +76,6 @@ def script(shell: str) -> str:
 
 
 def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
-    """Yield the arguments of a parser and of its verbs."""
     for action in parser._actions:  # noqa: SLF001 - argparse has no public list of them
         if isinstance(action, argparse._SubParsersAction):  # noqa: SLF001
             for verb in action.choices.values():

@@ -94,9 +94,9 @@ def main(
             return 2
         if words[0] == "help":
             words = [*words[1:2], "--help"]
-        request, verb = _parsed(words, environment)
+        request = _parse(words, environment)
         with output.warnings_as_lines():
-            return _shown(verb.run(request), verb, request, show_json)
+            return _shown(request.options.module.run(request), request, show_json)
     except KeyboardInterrupt:
         # The key may have been pressed while modules were imported.
         return 130
@@ -113,36 +113,25 @@ def main(
         if arguments is None:
             # The program ends now: Python's last garbage collections take an eighth of a report.
             gc.freeze()
-        _discard_output()
+        # Interpreter shutdown would report an error in writing the rest once more.
+        for stream in (sys.stdout, sys.stderr):
+            try:
+                stream.flush()
+            except OSError:  # noqa: PERF203 - two streams, each by itself
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
-def _parsed(words: list[str], environment: Environment | None) -> tuple[verbs.Request, Any]:
-    """Return the request, and the module of its verb."""
-    # In other verbs, argparse gives -- its usual meaning.
-    at = words.index("--") if words[0] in _RUNNING and "--" in words else len(words)
-    options = _parse(words[:at])
-    from cachectl import verbs
-
-    request = verbs.Request(output, options, words, words[at + 1 :], environment)
-    if getattr(options, "user", None) or getattr(options, "all_users", False):
-        from cachectl.cli import users
-
-        # Each child reads the settings of its user.
-        return request, users
-    return request, verb_module(options.verb)
-
-
-def _shown(result: Any, verb: Any, request: verbs.Request, show_json: Callable[[object], None]) -> int:  # noqa: ANN401 - of any verb
+def _shown(result: Any, request: verbs.Request, show_json: Callable[[object], None]) -> int:  # noqa: ANN401 - of any verb
     """Print what a verb returned, in the requested form, and return the exit status."""
+    status = result if isinstance(result, int) else int(getattr(result, "failed", False))
     if isinstance(result, int):
         pass
     elif request.form == "json":
         show_json(result)
     elif request.form == "csv":
-        output.show_csv(verb.table(result, request))
+        output.show_csv(request.options.module.table(result, request))
     else:
-        output.say(verb.show(result, request))
-    status = result if isinstance(result, int) else int(bool(getattr(result, "failed", False)))
+        output.say(request.options.module.show(result, request))
     try:
         output.show_bytes(b"")
     except OSError:
@@ -184,15 +173,6 @@ def _explained(error: Exception) -> tuple[int, str] | None:
     if isinstance(error, (RecursionError, MemoryError)):
         return 1, f"the input is nested too deeply, or too large for the memory ({type(error).__name__})"
     return None
-
-
-def _discard_output() -> None:
-    """Discard unwritten output so that interpreter shutdown does not report the same error twice."""
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            stream.flush()
-        except OSError:  # noqa: PERF203 - two streams, each by itself
-            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 # ---------------------------------------------------------------------- the grammar
@@ -244,7 +224,7 @@ def build_parser(words: Sequence[str] | None = None) -> argparse.ArgumentParser:
         summary, module = VERBS[name], verb_module(name)
         description = summary[0].upper() + summary[1:] + "."
         verb = commands.add_parser(name, help=summary, description=description, allow_abbrev=False)
-        verb.set_defaults(parser=verb)
+        verb.set_defaults(parser=verb, module=module)
         _add_to(verb, module.OPTIONS)
         verb.usage = getattr(module, "USAGE", None)
         verb.epilog = f"{getattr(module, 'EPILOG', '')} Example: {module.EXAMPLE}".lstrip()
@@ -252,7 +232,6 @@ def build_parser(words: Sequence[str] | None = None) -> argparse.ArgumentParser:
 
 
 def _add_to(container: argparse._ActionsContainer, options: Sequence[Any]) -> None:
-    """Add the rows of a verb."""
     for option in options:
         if isinstance(option, tuple):
             names, *texts = option
@@ -265,13 +244,17 @@ def _add_to(container: argparse._ActionsContainer, options: Sequence[Any]) -> No
             _add_to(container.add_mutually_exclusive_group(), option)
 
 
-def _parse(words: Sequence[str]) -> argparse.Namespace:
-    parser, verb = build_parser(words[:1]), words[0] if words else ""
+def _parse(line: list[str], environment: Environment | None) -> verbs.Request:
+    """Return the request of a command line, which is not empty. Ends the program for wrong usage."""
+    verb, parser = line[0], build_parser(line[:1])
     if verb not in VERBS and not verb.startswith("-"):
         meant = f"; did you mean {MEANT[verb]}?" if verb in MEANT else did_you_mean(verb, VERBS)
         parser.error(f"unknown command {verb!r}{meant}")
     if verb.startswith("-") and verb not in _WITHOUT_VERB:
         parser.error(f"write the command first, not {verb}{did_you_mean(verb, _WITHOUT_VERB)}")
+    # In other verbs, argparse gives -- its usual meaning.
+    at = line.index("--") if verb in _RUNNING and "--" in line else len(line)
+    words = line[:at]
     if verb == "run":
         from cachectl.verbs import NO_FOLDER
 
@@ -287,4 +270,11 @@ def _parse(words: Sequence[str]) -> argparse.Namespace:
         of_verb = getattr(options, "parser", parser)
         likely = did_you_mean(unknown[0].partition("=")[0], of_verb._option_string_actions)  # noqa: SLF001 - no other list
         of_verb.error(f"unrecognized arguments: {' '.join(unknown)}{likely}")
-    return options
+    if getattr(options, "user", None) or getattr(options, "all_users", False):
+        from cachectl.cli import users
+
+        # Each child reads the settings of its user.
+        options.module = users
+    from cachectl import verbs
+
+    return verbs.Request(output, options, line, line[at + 1 :], environment)

@@ -70,14 +70,9 @@ def show_bytes(data: bytes) -> None:
 def show_raw(lines: Iterable[str]) -> None:
     """Print lines for programs, byte for byte; on a terminal, control characters are escaped."""
     if sys.stdout.isatty():
-        _show_lines(lines)
+        say([lines])
     else:
         show_bytes(b"".join(os.fsencode(line) + b"\n" for line in lines))
-
-
-def _show_lines(lines: Iterable[str]) -> None:
-    for line in lines:
-        _write(f"{printable(line)}\n")
 
 
 def say(parts: Iterable[Any]) -> None:
@@ -85,26 +80,24 @@ def say(parts: Iterable[Any]) -> None:
     from cachectl.show.table import Table, row_lines
 
     terminal = sys.stdout.isatty()
+    has_colour = terminal and not process_variable("NO_COLOR") and process_variable("TERM") != "dumb"
     for part in parts:
+        lines = [part] if isinstance(part, str) else part
         if isinstance(part, Table):
             rows = row_lines(part, width(sys.stdout))
-            if terminal and not process_variable("NO_COLOR") and process_variable("TERM") != "dumb":
+            if has_colour:
                 _write("".join(f"\x1b[1m{printable(title)}\x1b[0m\n" for title in rows.pop(0)))
-            _show_lines(line for lines in rows for line in lines)
-        elif isinstance(part, str):
-            _show_lines(_wrapped(printable(part)) if terminal else [part])
-        else:
-            _show_lines(part)
+            lines = [line for row in rows for line in row]
+        elif isinstance(part, str) and terminal:
+            import textwrap
 
-
-def _wrapped(line: str) -> list[str]:
-    """Wrap a line to the width of the terminal, with indented continuation lines; long words are not split."""
-    import textwrap
-
-    indent = " " * (len(line) - len(line.lstrip()) + 2)
-    most = max(20, width(sys.stdout))
-    wrapped = textwrap.wrap(line, most, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False)
-    return wrapped or [""]
+            text, most = printable(part), max(20, width(sys.stdout))
+            indent = " " * (len(text) - len(text.lstrip()) + 2)
+            lines = textwrap.wrap(
+                text, most, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False
+            ) or [""]
+        for line in lines:
+            _write(f"{printable(line)}\n")
 
 
 def say_on_stderr(parts: Iterable[Any]) -> None:
@@ -187,19 +180,16 @@ class _Bar:
         import threading
 
         self.line = ""
-        self._begin(what, None)
+        self.step(0, what)
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self.keep_drawing, daemon=True)
         with suppress(RuntimeError):
             self._thread.start()
 
-    def _begin(self, what: str, total: int | None) -> None:
-        self._what, self._count, self._total = what, 0.0, total
-
     def step(self, number: float = 1, what: str | None = None, total: int | None = None) -> None:
         """Add a number to the count; ``what`` starts a new count, of a ``total`` if known."""
         if what is not None:
-            self._begin(what, total)
+            self._what, self._count, self._total = what, 0.0, total
         self._count += number
 
     def keep_drawing(self) -> None:

@@ -68,9 +68,8 @@ def run(request: verbs.Request) -> int:
     if not hasattr(os, "geteuid") or os.geteuid():
         raise CachectlError("only root can become other users: sudo cachectl …")
     options = vars(request.options)
-    for name in ("html", "quiet"):
-        if options.get(name):
-            request.misuse(f"--{name} works for one user only; drop --user or --all-users")
+    for name in filter(options.get, ("html", "quiet")):
+        request.misuse(f"--{name} works for one user only; drop --user or --all-users")
     shown: verbs.OfUsers = import_module(f"cachectl.verbs.{request.options.verb}").of_users(request.options)
     words, answers = list(_words(request.words)), list[_Answer]()
     with request.output.progress() as step:
@@ -158,7 +157,6 @@ def show(request: verbs.Request, documents: list[Mapping[str, Any]], shown: verb
 
 
 def _words(typed: list[str]) -> Iterator[str]:
-    """Yield the command line of a child."""
     words = iter(typed)
     # --json must come before a --, which ends the options.
     yield from (next(words), "--json")

@@ -11,20 +11,19 @@ from cachectl.show.table import Table
 
 def html(parts: Iterable[object]) -> str:
     """Return tables and lines as HTML."""
-    shown = (part for part in parts if part and isinstance(part, (Table, str)))
-    return "\n".join(
-        _table(part) if isinstance(part, Table) else f"<div>{escape(printable(part))}</div>" for part in shown
-    )
-
-
-def _table(table: Table) -> str:
-    columns = list(table.columns.items())
-    lines = ["<tr>" + "".join(f"<th>{escape(title)}</th>" for title, _ in columns) + "</tr>"]
-    for row in (*table.rows, *([table.last] if table.last else [])):
-        cells = []
-        for (_, shown), cell in zip(columns, row, strict=True):
-            side = "left" if shown is str else "right"
-            text = printable(cell if isinstance(cell, str) else shown(cell))
-            cells.append(f'<td style="text-align: {side}">{escape(text)}</td>')
-        lines.append(f"<tr>{''.join(cells)}</tr>")
-    return f"<table>{''.join(lines)}</table>"
+    shown = []
+    for part in parts:
+        if part and isinstance(part, str):
+            shown.append(f"<div>{escape(printable(part))}</div>")
+        elif isinstance(part, Table):
+            titles = "".join(f"<th>{escape(title)}</th>" for title in part.columns)
+            lines = [f"<tr>{titles}</tr>"]
+            for row in (*part.rows, *([part.last] if part.last else [])):
+                cells = []
+                for form, cell in zip(part.columns.values(), row, strict=True):
+                    side = "left" if form is str else "right"
+                    text = escape(printable(cell if isinstance(cell, str) else form(cell)))
+                    cells.append(f'<td style="text-align: {side}">{text}</td>')
+                lines.append(f"<tr>{''.join(cells)}</tr>")
+            shown.append(f"<table>{''.join(lines)}</table>")
+    return "\n".join(shown)

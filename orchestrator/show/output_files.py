@@ -112,17 +112,6 @@ class OutputFile(NamedTuple):
             raise
 
 
-def demand_targets(*outputs: OutputFile | None) -> None:
-    """Check files to be written after a long run, and that none is named twice; raises as :meth:`OutputFile.demand`."""
-    places: set[str] = set()
-    for output in filter(None, outputs):
-        output.demand()
-        place = os.path.realpath(output.name)
-        if place in places and os.path.isfile(place) == os.path.exists(place):
-            raise BadRequest(f"{output.name!r} is named twice; name a file for each output")
-        places.add(place)
-
-
 def _status_of(name: str) -> os.stat_result | None:
     """Return the status of a file, following links; ``None`` for a missing file and for the stream."""
     try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from cachectl.layers.base.text import printable
@@ -78,25 +78,22 @@ class _Column(NamedTuple):
     is_sentence: bool = False
 
 
-def _column(title: str, shown: Callable[[Any], str], cells: Iterable[Any], *, first: bool) -> _Column:
-    texts = [title, *(printable(cell if isinstance(cell, str) else shown(cell)) for cell in cells)]
-    widest = max(map(len, texts))
-    if shown not in (str, sentence):
-        return _Column([text.rjust(widest) for text in texts], widest)
-    least, names = min(widest, _READABLE), set(texts)
-    while first and len({shorten(name, least) for name in names}) < len(names):
-        least += 1
-    return _Column(texts, least, is_sentence=shown is sentence)
-
-
 def row_lines(table: Table, width: int) -> list[tuple[str, ...]]:
     """Return the lines of each row, that of the titles first."""
     rows = [*table.rows, *([table.last] if table.last else [])]
-    columns = [
-        _column(title, shown, [row[number] for row in rows], first=not number)
-        for number, (title, shown) in enumerate(table.columns.items())
-    ]
-    columns = [column for column in columns if any(column.cells)]
+    columns: list[_Column] = []
+    for number, (title, shown) in enumerate(table.columns.items()):
+        cells = [row[number] for row in rows]
+        texts = [title, *(printable(cell if isinstance(cell, str) else shown(cell)) for cell in cells)]
+        least = widest = max(map(len, texts))
+        if shown not in (str, sentence):
+            texts = [text.rjust(widest) for text in texts]
+        else:
+            least = min(widest, _READABLE)
+            while not number and len({shorten(text, least) for text in texts}) < len({*texts}):
+                least += 1
+        if any(texts):
+            columns.append(_Column(texts, least, is_sentence=shown is sentence))
     for gap in (2, 1):
         if sum(column.least + gap for column in columns) - gap <= width:
             return [(line,) for line in _side_by_side(columns, width, gap)]

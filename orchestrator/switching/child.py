@@ -138,7 +138,13 @@ def isolated_root(
 
 def copy_isolated_root(source: Path, target: Path) -> None:
     """Copy the content of one isolated root into another, with links as links, and without pipes and sockets."""
-    shutil.copytree(source, target, symlinks=True, ignore=_special, dirs_exist_ok=True)
+
+    def special(folder: str, names: list[str]) -> list[str]:
+        # Opening these could block forever.
+        modes = ((name, os.lstat(os.path.join(folder, name)).st_mode) for name in names)
+        return [name for name, mode in modes if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or stat.S_ISLNK(mode))]
+
+    shutil.copytree(source, target, symlinks=True, ignore=special, dirs_exist_ok=True)
 
 
 def can_switch(layer: Layer) -> bool:
@@ -204,12 +210,6 @@ def _names(folder: Path) -> list[str]:
         return sorted(os.listdir(folder))
     except OSError:
         return []
-
-
-def _special(folder: str, names: list[str]) -> list[str]:
-    """Return the names that are neither file, folder nor link: opening those could block forever."""
-    modes = ((name, os.lstat(os.path.join(folder, name)).st_mode) for name in names)
-    return [name for name, mode in modes if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or stat.S_ISLNK(mode))]
 
 
 # ---------------------------------------------------------------------- variables

@@ -250,8 +250,7 @@ def _keeping(stack: LayerSet, salted: Iterable[Layer], statuses: Mapping[str, He
 
 def _switched_along(stack: LayerSet, switches: Iterable[Switch]) -> dict[str, Held]:
     """Return the other layers that the switches turn off too: PyOpenCL has one switch for both of its caches."""
-    ours = {name for switch in switches for name in switch.set}
-    named = {switch.layer for switch in switches}
+    ours, named = {name for switch in switches for name in switch.set}, {switch.layer for switch in switches}
     status = Held("off", f"shares the switch of {', '.join(sorted(named))}")
     others = (layer for layer in stack if layer.name not in named and child.can_switch(layer))
     return {layer.name: status for layer in others if ours & layer.disable().set.keys()}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 from cachectl.layers.host.variables import process_variable, set_process_variable
@@ -29,21 +29,6 @@ def read(slot: Slot) -> object:
         return process_variable(name)
     target = owner_of(module, owner)
     return _UNLOADED if target is None else vars(target).get(name, MISSING)
-
-
-def _write(slot: Slot, value: object) -> None:
-    """Set the value; :data:`MISSING` removes it. Does nothing if the module is not, or was not, loaded."""
-    module, owner, name = slot
-    if module is None:
-        set_process_variable(name, None if value is None else str(value))
-        return
-    target = owner_of(module, owner)
-    if target is None or value is _UNLOADED:
-        return
-    if value is not MISSING:
-        setattr(target, name, value)
-    elif name in vars(target):
-        delattr(target, name)
 
 
 def owner_of(module: str, owner: str | None) -> object | None:
@@ -89,7 +74,17 @@ def variables(changes: Mapping[str, str | None]) -> dict[Slot, object]:
     return {(None, None, name): value for name, value in changes.items()}
 
 
-def _lay(slots: Mapping[Slot, object]) -> None:
+def _lay(slots: Iterable[Slot]) -> None:
+    """Give each slot the value of the last block that has it, else its original one."""
     for slot in slots:
-        wanted = [hold[slot] for hold in _HOLDS if slot in hold]
-        _write(slot, wanted[-1] if wanted else _GROUND[slot])
+        values = [hold[slot] for hold in _HOLDS if slot in hold]
+        value, (module, owner, name) = values[-1] if values else _GROUND[slot], slot
+        if module is None:
+            set_process_variable(name, None if value is None else str(value))
+        elif (target := owner_of(module, owner)) is None or value is _UNLOADED:
+            # The module is not, or was not, loaded.
+            pass
+        elif value is not MISSING:
+            setattr(target, name, value)
+        elif name in vars(target):
+            delattr(target, name)

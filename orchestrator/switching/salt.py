@@ -184,31 +184,31 @@ class Salting:
             return busy, notes
 
     def _sweep(self, layer: Layer, root: Root, idle: set[str]) -> Iterator[str]:
-        """Remove spent entries in one root; yield a note for each that was not removed."""
+        """Remove the entries of finished builds in one root, of this process or of forked children that have ended.
+
+        Yields a note for each entry that was not removed.
+        """
+        traces = {trace: salt for salt, built in self._built.items() for trace in built.traces}
+        keys = {key: salt for salt, built in self._built.items() for key in built.keys}
+        salts = rf"{SALT}_{self._token}_\d+_\d+_"
+        pattern = re.compile("|".join([*map(re.escape, traces), salts]).encode())
+        # Only stores of layers that find tags have this method.
+        store: Any = layer.store
+        spent: list[Entry] = []
         try:
-            items = tuple(self._spent(layer, root, idle))
-            outcome = layer.clear(plan_removal(layer, items, in_use=True)) if items else None
+            for item, tag in store.find_tagged(root, pattern, self._since, keys):
+                salt = traces.get(tag) or tag or keys[item.key]
+                if salt in idle:
+                    self._built[salt].keys.add(item.key)
+                    spent.append(item)
+                elif salt not in self._built and processes.has_ended(int(salt.split("_")[3])):
+                    spent.append(item)
+            outcome = layer.clear(plan_removal(layer, spent, in_use=True)) if spent else None
         except FAILURES as error:
             yield f"{layer.name} keeps an entry of a salted build: {reason_of(error)}"
             return
         for note in () if outcome is None else (*outcome.failed, *outcome.skipped):
             yield f"{layer.name} keeps an entry of a salted build: {note.key} {note.because}"
-
-    def _spent(self, layer: Layer, root: Root, idle: set[str]) -> Iterator[Entry]:
-        """Yield the entries of finished builds in one root, of this process or of forked children that have ended."""
-        traces = {trace: salt for salt, built in self._built.items() for trace in built.traces}
-        known = {key: salt for salt, built in self._built.items() for key in built.keys}
-        salts = rf"{SALT}_{self._token}_\d+_\d+_"
-        pattern = re.compile("|".join([*map(re.escape, traces), salts]).encode())
-        # Only stores of layers that find tags have this method.
-        store: Any = layer.store
-        for item, tag in store.find_tagged(root, pattern, self._since, known):
-            salt = traces.get(tag) or tag or known[item.key]
-            if salt in idle:
-                self._built[salt].keys.add(item.key)
-                yield item
-            elif salt not in self._built and processes.has_ended(int(salt.split("_")[3])):
-                yield item
 
 
 def _warn(notes: Iterable[str], error: BaseException | None = None) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
@@ -37,15 +38,15 @@ class Request:
         self,
         output: Any,  # noqa: ANN401 - a module
         options: argparse.Namespace,
-        words: Sequence[str],
-        command: Sequence[str],
+        words: list[str],
+        command: list[str],
         environment: Environment | None,
     ) -> None:
         self.output = output
         self.notice: Callable[[str], None] = output.warn
         self.options = options
-        self.words = list(words)
-        self.command = list(command)
+        self.words = words
+        self.command = command
         self._given = environment
 
     @cached_property
@@ -105,11 +106,6 @@ class Request:
         return settings.load(self._here)
 
     @property
-    def now(self) -> float:
-        """The time of the environment in epoch seconds."""
-        return self.environment.clock()
-
-    @property
     def form(self) -> str:
         """The form of the output: ``table``, ``json`` or ``csv``."""
         return "json" if self.options.json else "csv" if getattr(self.options, "csv", False) else "table"
@@ -136,7 +132,7 @@ class Request:
     def selection(self) -> Selection:
         """Return the selection of entries."""
         options = self.options
-        return Selection(options.kernel, options.key, options.older_than, options.stale, now=self.now)
+        return Selection(options.kernel, options.key, options.older_than, options.stale, now=self.environment.clock())
 
     @property
     def portable(self) -> bool:
@@ -157,15 +153,22 @@ class Request:
         return name
 
     def outputs(self, *named: tuple[str | None, output_files.Kind]) -> list[Any]:
-        """Return each :class:`OutputFile`, checked before a long run; ``None`` without a name."""
-        from cachectl.show import output_files
+        """Return each :class:`OutputFile`, checked before a long run; ``None`` without a name.
 
-        options = self.options
+        Raises as :meth:`OutputFile.demand` does, and :class:`BadRequest` if a file is named twice.
+        """
+        from cachectl.show.output_files import OutputFile
+
         files = [
-            None if name is None else output_files.OutputFile(name, kind, self.stack, options.force)
-            for name, kind in named
+            None if name is None else OutputFile(name, kind, self.stack, self.options.force) for name, kind in named
         ]
-        output_files.demand_targets(*files)
+        places: set[str] = set()
+        for file in filter(None, files):
+            file.demand()
+            place = os.path.realpath(file.name)
+            if place in places and os.path.isfile(place) == os.path.exists(place):
+                raise BadRequest(f"{file.name!r} is named twice; name a file for each output")
+            places.add(place)
         return files
 
     def write_json(self, fact: object, file: output_files.OutputFile | None) -> None:
@@ -199,9 +202,8 @@ class OfUsers(NamedTuple):
 # last, if needed, more keywords of :meth:`argparse.ArgumentParser.add_argument`. A list holds mutually exclusive
 # options; a list that begins with a title is a group in the help.
 
-#: An option that can be repeated; its value is a list.
 REPEATED = {"action": "append", "default": []}
-#: An argument with any number of values. Without a default, argparse calls it required.
+#: Without a default, argparse calls the argument required.
 MANY = {"nargs": "*", "default": []}
 #: The folder of a bare ``--isolated``: no argument of a process can contain this.
 NO_FOLDER = "\0"
@@ -240,16 +242,12 @@ def _read_by(parse: Callable[[str], int | float]) -> Callable[[str], int | float
     return read
 
 
-age_of, size_of = _read_by(parse_age), _read_by(parse_size)
+AGE, SIZE = {"type": _read_by(parse_age)}, {"type": _read_by(parse_size)}
 LAYERS = ("layers", "LAYER", "a layer, or several with commas; cachectl layers lists them (default: all)", MANY)
 CLEARABLE = ("layers", "LAYER", "a layer, as cachectl layers lists it (default: a user's, except tuning results)", MANY)
 ONE_LAYER = ("layer", "LAYER", "the layer of the entry")
-LAYER = (
-    "--layer",
-    "LAYER",
-    "only this layer; can be repeated, or list several with commas",
-    REPEATED | {"dest": "layers"},
-)
+_NAMES = REPEATED | {"dest": "layers"}
+LAYER = ("--layer", "LAYER", "only this layer; can be repeated, or list several with commas", _NAMES)
 KEY = ("key", "KEY", "the key of the entry, full as in cachectl ls -q or short as in ls -l")
 DRY_RUN = ("-n --dry-run", "show what would be removed, but remove nothing")
 #: For verbs that remove entries.
@@ -262,25 +260,22 @@ FORCE_BUNDLE = ("--force", "replace an existing FILE that is not a bundle")
 JSON = ("--json", "print JSON")
 CSV = ("--csv", "print CSV: bytes and seconds as numbers")
 FORM = [JSON, CSV]
-ROOT = (
-    "--root",
-    "DIR",
-    "use the caches in the isolated root DIR (of run --isolated=DIR)",
-    {"type": folder, "dest": "below"},
-)
+_BELOW = {"type": folder, "dest": "below"}
+ROOT = ("--root", "DIR", "use the caches in the isolated root DIR (of run --isolated=DIR)", _BELOW)
 USER = ("--user", "NAME", "as root: use this user's caches; can be repeated", REPEATED)
 ALL_USERS = ("--all-users", "as root: use the caches of all users (UID_MIN to UID_MAX in login.defs)")
 PLACES = [ROOT, USER, ALL_USERS]
 PYTHON = ("--python", "PATH", "another Python whose entries are not stale; can be repeated", REPEATED)
 WAIT = ("--wait", "SECONDS", "how long to wait for another process's lock (default: 5)", {"type": seconds})
 SHARED = ("--shared", "also change caches that other users can write to, because you trust these users")
+OLDER_THAN = ("--older-than", "AGE", "entries not changed or used for AGE, such as 30d, 12h or 2w", AGE)
 #: Options of purge and prune; the second tuple is for verbs that change caches and show a table.
 REMOVING = (DRY_RUN, VERBOSE, PLACES)
 CHANGING = (WAIT, SHARED, FORM)
 SELECTION = [
     "selection",
     ("--kernel", "GLOB", "entries of kernels with a matching name"),
-    ("--older-than", "AGE", "entries not changed or used for AGE, such as 30d, 12h or 2w", {"type": age_of}),
+    OLDER_THAN,
     ("--stale", "entries of a driver that was seen here and is gone"),
     ("--key", "KEY", "the entry with this key, full or short"),
 ]

@@ -294,19 +294,15 @@ def show(measured: Bench) -> Iterator[str | Table]:
     """Yield the times of each setting, then what each layer saves."""
     rows: list[tuple[str, ...]] = []
     for setting in measured.settings:
-        numbers = (setting.median, min(setting.seconds), max(setting.seconds))
-        rows.append((*(f"{number:.2f}" for number in numbers), setting.setting, setting.how))
+        seconds = (setting.median, min(setting.seconds), max(setting.seconds))
+        rows.append((*(f"{number:.2f}" for number in seconds), setting.setting, setting.how))
     numeric = dict.fromkeys(("median s", "fastest", "slowest"), units.count)
     yield from (Table({**numeric, "setting": str, "how": str}, rows), "")
     if measured.saved:
-        rows = [
-            (
-                *map(_difference, (saved.seconds, min(saved.by_round), max(saved.by_round))),
-                saved.layer,
-                "" if saved.seen else _UNSEEN,
-            )
-            for saved in measured.saved
-        ]
+        rows = []
+        for saved in measured.saved:
+            numbers = map(_difference, (saved.seconds, min(saved.by_round), max(saved.by_round)))
+            rows.append((*numbers, saved.layer, "" if saved.seen else _UNSEEN))
         yield Table({**dict.fromkeys(("saves s", "least", "most"), units.count), "layer": str, "": str}, rows)
     else:
         yield "the command stores nothing in any cache"

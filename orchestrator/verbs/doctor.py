@@ -141,7 +141,12 @@ def doctor(stack: layer_set.LayerSet, layers: Iterable[str] = (), *, place: Path
     placed: list[_Placed] = []
     not_checked: dict[str, str] = {}
     for layer, of_layer in roots.items():
-        own = (*_guarded(layer, None, _of_roots(layer, of_layer)), *_of_layer(layer, of_layer))
+        # A problem with a variable that layers share is one state.
+        diagnosed = (_Placed((finding.message, finding.fix), finding) for finding in spelling.diagnosed(layer))
+        own = (
+            *_guarded(layer, None, _of_roots(layer, of_layer)),
+            *_guarded(layer, None, diagnosed, unread=not all(holding.is_readable for holding in of_layer)),
+        )
         placed += sorted(own, key=lambda each: _WORST_FIRST.index(each.finding.severity))
         if unexamined := "; ".join(_unexamined(layer, of_layer)):
             not_checked[layer.name] = unexamined
@@ -169,13 +174,19 @@ def _unexamined(layer: Layer, roots: Iterable[_Holding]) -> Iterator[str]:
 def _judge(folder: Path, layers: Iterable[Layer]) -> listing.Findings:
     """Return why a folder does not suit the layers that can be moved there."""
     roots: list[_Holding] = []
-    for layer in layers:
-        if layer.about.scope is Scope.USER and layer.abilities()[Ability.RELOCATE] is None:
-            moved = moved_to(layer, folder)
-            roots.append(_Holding(moved, moved.roots()[0], True, False, UNCOUNTED, None))  # noqa: FBT003
     placed: list[_Placed] = []
-    for holding in roots:
-        for each in _guarded(holding.layer, folder, (*_of_use(holding), *_of_sharing(holding))):
+
+    def examine(layer: Layer) -> Iterator[_Placed]:
+        moved = moved_to(layer, folder)
+        holding = _Holding(moved, moved.roots()[0], True, False, UNCOUNTED, None)  # noqa: FBT003
+        roots.append(holding)
+        yield from _of_use(holding)
+        yield from _of_sharing(holding)
+
+    for layer in layers:
+        if layer.about.scope is not Scope.USER or layer.abilities()[Ability.RELOCATE] is not None:
+            continue
+        for each in _guarded(layer, folder, examine(layer)):
             finding = each.finding
             # It would unset the variable that names the folder.
             if each.folder or finding.fix.startswith("unset "):
@@ -220,23 +231,16 @@ def _holdings(layer: Layer) -> Iterator[_Holding]:
             yield _Holding(layer, root, not number, exists, usage, failure)
 
 
-def _guarded(layer: Layer, path: Path | None, placed: Iterable[_Placed]) -> Iterator[_Placed]:
-    """Yield findings, and an error that ends them as one more; repeated errors are joined."""
+def _guarded(layer: Layer, path: Path | None, placed: Iterable[_Placed], *, unread: bool = False) -> Iterator[_Placed]:
+    """Yield findings, and an error that ends them as one more; repeated errors are joined.
+
+    Errors that the finding of an ``unread`` root explains are not repeated.
+    """
     try:
         yield from placed
     except FAILURES as error:
-        yield _Placed((layer, path), listing.failure(layer, path, error))
-
-
-def _of_layer(layer: Layer, roots: Iterable[_Holding]) -> Iterator[_Placed]:
-    """Yield the findings of the layer itself."""
-    try:
-        # A problem with a variable that layers share is one state.
-        yield from (_Placed((finding.message, finding.fix), finding) for finding in spelling.diagnosed(layer))
-    except FAILURES as error:
-        # If a root is unreadable, its own finding says so.
-        if not isinstance(error, (LayerError, OSError)) or all(holding.is_readable for holding in roots):
-            yield _Placed((layer, None), listing.failure(layer, None, error))
+        if not (unread and isinstance(error, (LayerError, OSError))):
+            yield _Placed((layer, path), listing.failure(layer, path, error))
 
 
 def _of_roots(layer: Layer, roots: Iterable[_Holding]) -> Iterator[_Placed]:
@@ -254,7 +258,16 @@ def _of_roots(layer: Layer, roots: Iterable[_Holding]) -> Iterator[_Placed]:
         if holding.in_use:
             yield from (each for each in _guarded(layer, path, _of_place(holding)) if each.state not in unread)
         if holding.exists and holding.clearable and not layer.about.precious:
-            yield from _of_waste(holding)
+            fix, usage = f"cachectl prune --stale {layer.name}", holding.usage
+            if usage.stale_entries:
+                amount = plural(usage.stale_entries, "stale entry", "stale entries")
+                message = f"{amount} of {usage.stale_bytes or 0:,} bytes, of a driver that was seen here and is gone"
+                yield holding.finding(holding.root, codes.STALE, WASTES, message, fix)
+            if usage.orphan_files:
+                wastes = usage.orphan_bytes or usage.orphan_files >= _MANY_FILES
+                amount = plural(usage.orphan_files, "leaked file")
+                message = f"{amount} of {usage.orphan_bytes or 0:,} bytes, which nothing reads"
+                yield holding.finding(holding.root, codes.LEAKED, WASTES if wastes else HARMLESS, message, fix)
     # Raises the error that kept roots from being listed.
     tuple(every_root(layer))
 
@@ -275,19 +288,6 @@ def _unread(holding: _Holding, finding: Finding) -> _Placed:
     closed = trust.closed_by_another(place, holding.layer.environment.home_folder)
     message = f"cannot be read, because {closed.place} is closed to you{closed.owner}"
     return holding.moved(closed.place, codes.UNREADABLE, hazard, message, holding.free_folder())
-
-
-def _of_waste(holding: _Holding) -> Iterator[_Placed]:
-    root, usage, fix = holding.root, holding.usage, f"cachectl prune --stale {holding.layer.name}"
-    if usage.stale_entries:
-        amount = plural(usage.stale_entries, "stale entry", "stale entries")
-        message = f"{amount} of {usage.stale_bytes or 0:,} bytes, of a driver that was seen here and is gone"
-        yield holding.finding(root, codes.STALE, WASTES, message, fix)
-    if usage.orphan_files:
-        wastes = usage.orphan_bytes or usage.orphan_files >= _MANY_FILES
-        amount = plural(usage.orphan_files, "leaked file")
-        message = f"{amount} of {usage.orphan_bytes or 0:,} bytes, which nothing reads"
-        yield holding.finding(root, codes.LEAKED, WASTES if wastes else HARMLESS, message, fix)
 
 
 # ---------------------------------------------------------------------- full file systems
@@ -446,8 +446,5 @@ def show(result: listing.Findings, request: verbs.Request) -> Iterator[object]:
         yield "cachectl verify checks the entries"
     yield from verify.not_checked_lines(result.not_checked)
     if request.options.verbose:
-        yield from verify.not_checked_lines(_LIMITS)
-
-
-#: What cachectl cannot see.
-_LIMITS = {"every layer": "quotas that only a server knows, and programs of other users or on other machines"}
+        limits = "quotas that only a server knows, and programs of other users or on other machines"
+        yield from verify.not_checked_lines({"every layer": limits})

@@ -86,20 +86,22 @@ def run(request: verbs.Request) -> int:
 def format_changes(changes: Mapping[str, str | None], shell: str) -> list[str]:
     """Return a command for each variable; ``None`` unsets it. Raises :class:`CachectlError` if csh cannot quote it."""
     put, remove = _SYNTAXES[shell]
-    return [
-        remove.format(name=name) if value is None else put.format(name=name, value=_quoted(value, shell))
-        for name, value in sorted(changes.items())
-    ]
-
-
-def _quoted(value: str, shell: str) -> str:
-    if shell == "fish":
-        return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
-    if shell == "powershell":
-        # PowerShell treats typographic single quotes as plain ones.
-        return "'" + re.sub("(['\u2018\u2019\u201a\u201b])", r"\1\1", value) + "'"
-    if shell == "csh" and "\n" in value:
-        # csh splits the output of `...` at newlines, even quoted ones.
-        raise CachectlError(f"csh cannot quote a value that contains a newline: {value!r}")
-    # csh expands ! even in single quotes.
-    return shlex.quote(value).replace("!", "\\!") if shell == "csh" else shlex.quote(value)
+    lines = []
+    for name, value in sorted(changes.items()):
+        if value is None:
+            lines.append(remove.format(name=name))
+            continue
+        quoted = shlex.quote(value)
+        if shell == "fish":
+            quoted = "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
+        elif shell == "powershell":
+            # PowerShell treats typographic single quotes as plain ones.
+            quoted = "'" + re.sub("(['\u2018\u2019\u201a\u201b])", r"\1\1", value) + "'"
+        elif shell == "csh" and "\n" in value:
+            # csh splits the output of `...` at newlines, even quoted ones.
+            raise CachectlError(f"csh cannot quote a value that contains a newline: {value!r}")
+        elif shell == "csh":
+            # csh expands ! even in single quotes.
+            quoted = quoted.replace("!", "\\!")
+        lines.append(put.format(name=name, value=quoted))
+    return lines

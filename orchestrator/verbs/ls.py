@@ -48,7 +48,6 @@ def ls(
 ) -> listing.Listing:
     """Return the selected entries.
 
-    :param layers: names; none means all
     :param sort: ``"size"``, ``"age"`` or ``"used"``
     :param limit: the most entries, and the most kernels
     :param contents: read entries even if the selection does not need it, for kernels, devices and versions
@@ -81,10 +80,16 @@ def _sorted(rows: Iterable[_Row], sort: str | None) -> Iterable[_Row]:
 def run(request: verbs.Request) -> listing.Listing | int:
     """Carry out ``cachectl ls``."""
     options, selected = request.options, request.selection()
-    asked = {"layers": options.layers, "sort": options.sort, "limit": options.limit, "contents": not options.quiet}
-    asked["by_kernel"] = not options.quiet and not options.long and request.form != "csv"
     with request.output.progress("listing"):
-        listed = ls(request.stack, selected, **asked)
+        listed = ls(
+            request.stack,
+            selected,
+            layers=options.layers,
+            sort=options.sort,
+            limit=options.limit,
+            contents=not options.quiet,
+            by_kernel=not (options.quiet or options.long or request.form == "csv"),
+        )
     problems: dict[str, list[Note]] = {}
     for trouble in listed.problems:
         problems.setdefault(trouble.layer, []).append(Note(str(trouble.path or "*"), trouble.message))
@@ -100,15 +105,15 @@ def run(request: verbs.Request) -> listing.Listing | int:
 
 def table(listed: listing.Listing, request: verbs.Request) -> Table:
     """Return the entries."""
-    return entries_table(listed.entries, request.now, "stale")
+    return entries_table(listed.entries, request.environment.clock(), "stale")
 
 
 def show(listed: listing.Listing, request: verbs.Request) -> Iterator[object]:
     """Yield the table of kernels, or of entries."""
     if request.options.long:
-        yield entries_table(listed.entries, request.now, "")
+        yield entries_table(listed.entries, request.environment.clock(), "")
     else:
-        yield kernels_table(listed.kernels, request.now)
+        yield kernels_table(listed.kernels, request.environment.clock())
 
 
 def of_users(options: argparse.Namespace) -> verbs.OfUsers:

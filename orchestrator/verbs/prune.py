@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from typing import NamedTuple
 
 from cachectl import config, layer_set, removal, verbs
 from cachectl.layers.base.errors import reason_of
@@ -21,12 +22,12 @@ EXAMPLE = "cachectl prune --max-size 2G --dry-run"
 OPTIONS = (
     verbs.CLEARABLE,
     ("--stale", "entries of a driver that was seen here and is gone, and orphans"),
-    ("--older-than", "AGE", "entries not changed or used for AGE, such as 30d, 12h or 2w", {"type": verbs.age_of}),
+    verbs.OLDER_THAN,
     (
         "--max-size",
         "SIZE",
         "the longest unused, until the layers together hold at most SIZE, such as 500M or 2GiB",
-        {"type": verbs.size_of},
+        verbs.SIZE,
     ),
     *verbs.REMOVING,
     verbs.PYTHON,
@@ -45,12 +46,9 @@ def prune(
 ) -> removal.RemovalPlan | removal.Removal:
     """Remove what is stale or old, then the longest unused until the rest fits, and what killed commands left.
 
-    ``notice`` says what stays above a limit.
-
     :param limits: by default those of the config files, or ``stale`` if these have none
-    :param layers: names; none means every clearable layer
     :param dry_run: return the plan, with the kernels of entries if ``contents``
-    :param notice: gets one line for each thing that a caller should know
+    :param notice: also says what stays above a limit
     :returns: for each layer what is removed, and what is left and why; a layer that refuses is ``failed``
     :raises BadRequest: for an unknown layer
     """
@@ -95,66 +93,55 @@ def plan_prune(
     ``notice`` says what stays above a size limit. If only stale entries are to be removed and none is known to be
     stale, it says what would free space.
     """
-    chosen: dict[Layer, list[Entry]] = {layer: [] for layer in layers}
-    unread: dict[Layer, list[Note]] = {layer: [] for layer in chosen}
-    unknown: dict[Layer, list[Note]] = {layer: [] for layer in chosen}
-    book, now = ledger.empty(), 0.0
-    if chosen and limits.bytes is not None:
-        environment = next(iter(chosen)).environment
-        book, now = ledger.readable(environment), environment.clock()
-    aged: list[tuple[float, Layer, Entry]] = []
-    total, uncertain, overhead = 0, [0, 0], dict.fromkeys(chosen, 0)
+    layers, book, now = tuple(layers), ledger.empty(), 0.0
+    if layers and limits.bytes is not None:
+        book, now = ledger.readable(layers[0].environment), layers[0].environment.clock()
+    contents = contents or limits.stale or bool(book.kernels)
+    scans = {layer: _scan(layer, contents=contents) for layer in layers}
+
+    def is_due(entry: Entry) -> bool:
+        is_old = limits.before is not None and entry.latest is not None and entry.latest < limits.before
+        return is_old or bool(limits.stale and entry.stale)
+
+    chosen = {layer: list(filter(is_due, scan.entries)) for layer, scan in scans.items()}
+    left = [(layer, entry) for layer, scan in scans.items() for entry in scan.entries if not is_due(entry)]
     only_stale = limits == config.Limits(stale=True)
-    for layer, item in _scanned(unread, unknown, contents=contents or limits.stale or bool(book.kernels)):
-        if isinstance(item, Usage):
-            overhead[layer] += item.bytes or 0
-            continue
-        latest = item.latest
-        is_old = limits.before is not None and latest is not None and latest < limits.before
-        if is_old or (limits.stale and item.stale):
-            chosen[layer].append(item)
-        else:
-            total += item.bytes
-            if item.stale is None:
-                uncertain = [uncertain[0] + 1, uncertain[1] + item.bytes]
-            if latest is not None:
-                aged.append((latest, layer, item))
     only_orphans = all(entry.is_orphan for entries in chosen.values() for entry in entries)
-    if only_stale and uncertain[0] and only_orphans:
-        amount = f"{plural(uncertain[0], 'entry', 'entries')} ({units.size(uncertain[1])})"
+    uncertain = [entry.bytes for _, entry in left if entry.stale is None]
+    if only_stale and uncertain and only_orphans:
+        amount = f"{plural(len(uncertain), 'entry', 'entries')} ({units.size(sum(uncertain))})"
         advice = "to free space, use --older-than 30d or --max-size 1G"
         notice(f"no entry is known to be stale; for {amount} it is unknown; {advice}")
-    for layer, entry in _longest_unused(aged, book, now, limits.bytes, (total, overhead), notice=notice):
-        chosen[layer].append(entry)
+    if limits.bytes is not None:
+        rest = {layer: scan.rest for layer, scan in scans.items()}
+        for layer, entry in _longest_unused(left, rest, limits.bytes, book, now, notice=notice):
+            chosen[layer].append(entry)
 
     def plan(layer: Layer) -> Plan:
-        plan = plan_removal(layer, chosen[layer])
+        plan, scan = plan_removal(layer, chosen[layer]), scans[layer]
         # Files of an unknown format are not known to be stale, but count towards the other limits.
-        left = () if only_stale else unknown[layer]
-        return plan._replace(skipped=(*plan.skipped, *left), failed=(*plan.failed, *unread[layer]))
+        unknown = [] if only_stale else scan.unknown
+        return plan._replace(skipped=(*plan.skipped, *unknown), failed=(*plan.failed, *scan.unread))
 
-    return removal.planned(chosen, plan)
+    return removal.planned(layers, plan)
 
 
 def _longest_unused(
-    aged: Sequence[tuple[float, Layer, Entry]],
+    entries: Sequence[tuple[Layer, Entry]],
+    rest: Mapping[Layer, int],
+    limit: int,
     book: ledger.Ledger,
     now: float,
-    limit: int | None,
-    counted: tuple[int, Mapping[Layer, int]],
     *,
     notice: Callable[[str], None],
 ) -> Iterator[tuple[Layer, Entry]]:
-    """Yield the entries to remove, in order, until the rest fits; ``aged`` has the time of last use of each.
+    """Yield the entries to remove, in order, until what is left is at most ``limit``.
 
-    ``counted`` are the bytes of all entries, and by layer the other bytes, such as those of folders: each entry frees a
-    share of these.
+    ``rest`` are the other bytes of each layer, such as those of folders: each entry frees a share of these.
     """
-    if limit is None:
-        return
-    of_entries, overhead = counted
-    total, numbers = of_entries + sum(overhead.values()), Counter(layer for _, layer, _ in aged)
-    excess: float = total - limit
+    aged = [(latest, layer, entry) for layer, entry in entries if (latest := entry.latest) is not None]
+    numbers, total = Counter(layer for _, layer, _ in aged), sum(entry.bytes for _, entry in entries)
+    excess: float = total + sum(rest.values()) - limit
     worth = book.worth([entry for _, _, entry in aged])
     ranks: list[float] = [latest for latest, _, _ in aged]
     if worth:
@@ -165,32 +152,42 @@ def _longest_unused(
         if excess <= 0:
             return
         yield layer, entry
-        excess -= entry.bytes + overhead[layer] / numbers[layer]
+        excess -= entry.bytes + rest[layer] / numbers[layer]
     if excess > 0:
-        left = of_entries - sum(entry.bytes for _, _, entry in aged)
+        left = total - sum(entry.bytes for _, _, entry in aged)
         ageless = f", and {units.size(left)} in entries of unknown age" if left else ""
         files = "files without entries (such as empty dictionaries and indexes)"
         notice(f"{units.size(limit + round(excess))} stay, although the limit is {units.size(limit)}: {files}{ageless}")
 
 
-def _scanned(
-    unread: Mapping[Layer, list[Note]], unknown: Mapping[Layer, list[Note]], *, contents: bool
-) -> Iterator[tuple[Layer, Entry | Usage]]:
-    """Yield what layers hold; note in ``unread`` what could not be read, in ``unknown`` what has an unknown format."""
+class _Scan(NamedTuple):
+    """What a layer holds: its entries, the bytes of all else, and what is unreadable or of an unknown format."""
+
+    entries: list[Entry]
+    rest: int
+    unread: list[Note]
+    unknown: list[Note]
+
+
+def _scan(layer: Layer, *, contents: bool) -> _Scan:
+    entries, unread, unknown, rest = list[Entry](), list[Note](), list[Note](), 0
 
     def scan(layer: Layer, root: Root) -> Iterator[Found]:
         return layer.store.scan(root, contents=contents)
 
-    for layer, root, item in layer_set.in_each_root(unread, scan, removal.existing_roots):
-        if isinstance(item, Entry) and item.is_unknown:
-            unknown[layer].append(Note(item.key, str(item.because)))
-            yield layer, Usage(bytes=item.bytes)
-        elif isinstance(item, Usage) or (isinstance(item, Entry) and not item.is_foreign):
-            yield layer, item
+    for _, root, item in layer_set.in_each_root([layer], scan, removal.existing_roots):
+        if isinstance(item, Exception):
+            unread.append(Note(str(root.path) if root else "*", reason_of(item)))
         elif isinstance(item, Problem):
-            unread[layer] += [item.note] if item.hides else []
-        elif isinstance(item, Exception):
-            unread[layer].append(Note(str(root.path) if root else "*", reason_of(item)))
+            unread += [item.note] if item.hides else []
+        elif isinstance(item, Usage):
+            rest += item.bytes or 0
+        elif item.is_unknown:
+            unknown.append(Note(item.key, str(item.because)))
+            rest += item.bytes
+        elif not item.is_foreign:
+            entries.append(item)
+    return _Scan(entries, rest, unread, unknown)
 
 
 show, table, of_users = purge.show, purge.table, purge.of_users
@@ -199,8 +196,13 @@ show, table, of_users = purge.show, purge.table, purge.of_users
 def run(request: verbs.Request) -> removal.RemovalPlan | removal.Removal:
     """Carry out ``cachectl prune``."""
     options, stack = request.options, request.stack
-    limits = config.Limits(options.stale, options.older_than, options.max_size, now=request.now)
-    typed = None if limits.none else limits
+    limits = config.Limits(options.stale, options.older_than, options.max_size, now=stack.environment.clock())
     with request.output.progress("pruning"):
-        asked = {"layers": options.layers, "dry_run": options.dry_run, "contents": options.verbose}
-        return prune(stack, typed, **asked, notice=request.notice)
+        return prune(
+            stack,
+            None if limits.none else limits,
+            layers=options.layers,
+            dry_run=options.dry_run,
+            contents=options.verbose,
+            notice=request.notice,
+        )

@@ -36,7 +36,6 @@ def plan_purge(
 ) -> removal.RemovalPlan:
     """Plan a purge; changes nothing. The plan's ``apply()`` carries it out.
 
-    :param layers: names; none means every clearable layer
     :param damaged: only damaged entries of the selection
     :param contents: read the entries even if the selection does not need it, to list their kernels
     :returns: for each layer what is removed, and what is left and why; a layer that refuses is ``failed``
@@ -58,10 +57,8 @@ def purge(
 ) -> removal.RemovalPlan | removal.Removal:
     """Remove the selected entries, and what killed commands left.
 
-    :param layers: names; none means every clearable layer
     :param damaged: only damaged entries of the selection
     :param dry_run: return the plan; ``contents`` is that of :func:`plan_purge`
-    :param notice: gets one line for each thing that a caller should know
     :returns: for each layer what is removed, and what is left and why; a layer that refuses is ``failed``
     :raises BadRequest: for an unknown layer
     """
@@ -77,9 +74,16 @@ def run(request: verbs.Request) -> removal.RemovalPlan | removal.Removal:
     if options.all == bool(options.layers):
         request.misuse("name the layers to purge, or use --all" if not options.all else "--all needs no LAYER")
     stack, layers, selection = request.stack, options.layers, request.selection()
-    asked = {"layers": layers, "damaged": options.damaged, "dry_run": options.dry_run, "contents": options.verbose}
     with request.output.progress("purging"):
-        result = purge(stack, selection, **asked, notice=request.notice)
+        result = purge(
+            stack,
+            selection,
+            layers=layers,
+            damaged=options.damaged,
+            dry_run=options.dry_run,
+            contents=options.verbose,
+            notice=request.notice,
+        )
     total = result.total
     if not options.all:
         request.warn_of_dead({layer.layer for layer in result.layers if layer.removed})
@@ -122,7 +126,7 @@ def table(result: removal.RemovalPlan | removal.Removal, request: verbs.Request)
     """Return what was removed from each layer, or the entries of a plan."""
     if isinstance(result, removal.Removal):
         return layers_table(result, result.layers, str(request.environment.home_folder), sums=False)
-    return entries_table((entry for plan in result.layers for entry in plan.entries), request.now, "stale")
+    return entries_table(result.entries, request.environment.clock(), "stale")
 
 
 def show(result: removal.RemovalPlan | removal.Removal, request: verbs.Request) -> Iterator[object]:
@@ -132,8 +136,7 @@ def show(result: removal.RemovalPlan | removal.Removal, request: verbs.Request) 
     """
     shows_all = request.options.verbose or request.options.layers
     if request.options.verbose and isinstance(result, removal.RemovalPlan):
-        listed = (entry for plan in result.layers for entry in plan.entries)
-        yield from (entries_table(listed, request.now, ""), "")
+        yield from (entries_table(result.entries, request.environment.clock(), ""), "")
     cleared = [layer for layer in result.layers if not layer.failed or layer.removed]
     shown = [layer for layer in cleared if shows_all or not is_empty(layer)]
     if shown:

@@ -29,10 +29,8 @@ def run(request: verbs.Request) -> transfer.Transfer | int:
     from cachectl.exchange.push_pull import push
 
     options, selected = request.options, request.selection()
-    if options.target == "-" and request.form != "table":
-        request.misuse(
-            f"{request.form.upper()} and the bundle cannot both go to standard output; name a FILE for the bundle"
-        )
+    if options.target == "-" and (form := request.form) != "table":
+        request.misuse(f"{form.upper()} and the bundle cannot both go to standard output; name a FILE for the bundle")
     with request.output.progress("pushing"):
         pushed = push(
             request.stack,
@@ -59,7 +57,8 @@ def table(outcome: transfer.Transfer, request: verbs.Request, stale: str = "stal
     """Return the layers with what was placed, or the entries of a dry run."""
     if not outcome.dry_run:
         return _table("placed", outcome.layers)
-    return ls.entries_table((entry for layer in outcome.layers for entry in layer.entries or ()), request.now, stale)
+    entries = (entry for layer in outcome.layers for entry in layer.entries or ())
+    return ls.entries_table(entries, request.environment.clock(), stale)
 
 
 def _table(verb: str, layers: Iterable[transfer.Moved]) -> Table:

@@ -24,19 +24,11 @@ OPTIONS = (
 
 
 def run(request: verbs.Request) -> int:
-    """Carry out ``cachectl put``."""
+    """Carry out ``cachectl put``. Raises :class:`CachectlError` for a file larger than any artifact."""
     from cachectl.layers.stores.archive import artifact_from_bytes
 
-    options = request.options
-    data, layer = _read(options.file), request.stack[options.layer]
-    require_known(layer, options.key)
-    layer.put(options.key, artifact_from_bytes(data), replace=options.replace)
-    return 0
-
-
-def _read(file: str) -> bytes:
-    """Read a file or standard input. Raises :class:`CachectlError` if it is too large, and :class:`OSError`."""
-    content = io.BytesIO()
+    options, content = request.options, io.BytesIO()
+    file = options.file
     try:
         with nullcontext(sys.stdin.buffer) if file == "-" else open(file, "rb") as source:
             # A single read would allocate memory for the largest artifact.
@@ -47,4 +39,7 @@ def _read(file: str) -> bytes:
         raise
     if content.tell() > LARGEST_ARTIFACT:
         raise CachectlError(f"{file}: larger than any artifact ({LARGEST_ARTIFACT:,} bytes); give a file of get")
-    return content.getvalue()
+    layer = request.stack[options.layer]
+    require_known(layer, options.key)
+    layer.put(options.key, artifact_from_bytes(content.getvalue()), replace=options.replace)
+    return 0

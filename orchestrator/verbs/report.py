@@ -6,7 +6,6 @@ import argparse
 import os
 import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from operator import attrgetter, itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -17,10 +16,10 @@ from cachectl.layers.base.text import plural
 from cachectl.layers.core.entry import UNCOUNTED, Entry, Problem, Usage, orphan, unknown_words
 from cachectl.layers.core.finding import Finding
 from cachectl.layers.core.json_form import as_json
-from cachectl.layers.core.layer import Layer
+from cachectl.layers.core.layer import Layer, every_root
 from cachectl.layers.core.root import DISABLED, UNKNOWN, Root, Scope, State
 from cachectl.layers.core.selection import moment_before
-from cachectl.layers.core.store import ADDED, sum_usage
+from cachectl.layers.core.store import sum_usage
 from cachectl.layers.disk import plain, temporaries
 from cachectl.show import units
 from cachectl.show.table import Columns, Table
@@ -31,24 +30,14 @@ if TYPE_CHECKING:
     from cachectl.layers.host.neighbours import Neighbour
     from cachectl.watching import ledger
 
-_BY = ("driver", "kernel", "python", "user")
+_BY = {"choices": ("driver", "kernel", "python", "user")}
 EXAMPLE = "cachectl report --by kernel"
 OPTIONS = (
     verbs.LAYERS,
     ("-v --verbose", "also show every layer and place, file counts, and the reason for every state"),
-    (
-        "--by",
-        None,
-        "also show sums by kernel, by user, or by the driver or Python that wrote the entries",
-        {"choices": _BY},
-    ),
+    ("--by", None, "also show sums by kernel, by user, or by the driver or Python that wrote the entries", _BY),
     ("--sort", None, "sort layers or users: largest, or most entries first", {"choices": ("size", "entries")}),
-    (
-        "--since",
-        "AGE",
-        "sum only the traced runs of the last AGE (default: all remembered ones)",
-        {"type": verbs.age_of},
-    ),
+    ("--since", "AGE", "sum only the traced runs of the last AGE (default: all remembered ones)", verbs.AGE),
     ("--neighbours", "also show other caches of compiled code (Triton, CuPy …), read only"),
     ("--html", "FILE", "also write an HTML page with every entry and finding"),
     verbs.FORCE,
@@ -56,8 +45,7 @@ OPTIONS = (
     verbs.PLACES,
     verbs.FORM,
 )
-#: How many of the largest kernels the table lists.
-_FEW_KERNELS = 20
+_MOST_KERNELS = 20
 EPILOG = "A named LAYER is shown as with -v."
 
 
@@ -90,21 +78,19 @@ class RootReport(NamedTuple):
 
 def total_of(roots: Sequence[RootReport], *, complete: bool = True) -> Total:
     """Return the sums; a sum without any known number is ``None``, or 0 if everything was counted."""
-    usages = [root.usage for root in roots]
-    complete = complete and all(usage.complete for usage in usages)
+    complete = complete and all(root.usage.complete for root in roots)
     nothing = 0 if complete else None
-    numbers = {name: [number for usage in usages if (number := getattr(usage, name)) is not None] for name in ADDED}
-    sums = {name: sum(of_roots) for name, of_roots in numbers.items()}
+    sums = sum_usage(root.usage for root in roots)
     return Total(
-        sums["entries"] or nothing,
-        sums["files"] + sums["orphan_files"] or nothing,
-        sums["bytes"] + sums["orphan_bytes"] or nothing,
+        sums.entries or nothing,
+        (sums.files or 0) + (sums.orphan_files or 0) or nothing,
+        (sums.bytes or 0) + (sums.orphan_bytes or 0) or nothing,
         complete,
-        sums["stale_entries"] if numbers["stale_entries"] else None,
-        sums["stale_bytes"] if numbers["stale_bytes"] else None,
-        sums["orphan_bytes"] or nothing,
-        sums["stale_unknown"],
-        sums["unknown_files"] or nothing,
+        sums.stale_entries,
+        sums.stale_bytes,
+        sums.orphan_bytes or nothing,
+        sums.stale_unknown or 0,
+        sums.unknown_files or nothing,
     )
 
 
@@ -112,9 +98,10 @@ def total_of(roots: Sequence[RootReport], *, complete: bool = True) -> Total:
 class LayerReport(NamedTuple):
     """One layer: its state, its roots and their sums; ``failures`` are the errors met while reading them.
 
-    ``stale_seconds`` estimates the time it took to compile the stale entries; it is ``None`` if no trace measured that.
-    ``limit`` is the number of bytes above which the library evicts entries; it is ``None`` if there is no limit, if it
-    is unknown, or if the layer is empty. ``place`` is the largest root, else the one that the library writes to.
+    ``stale_seconds`` estimates the time it took to compile the stale entries, by their share of the bytes; it is
+    ``None`` if no trace measured that. ``limit`` is the number of bytes above which the library evicts entries; it is
+    ``None`` if there is no limit, if it is unknown, or if the layer is empty. ``place`` is the largest root, else the
+    one that the library writes to.
     """
 
     layer: str
@@ -130,15 +117,11 @@ class LayerReport(NamedTuple):
     place: Path | None = None
 
     @property
-    def problems(self) -> tuple[Problem, ...]:
-        """Return the problems of all roots."""
-        return tuple(problem for root in self.roots for problem in root.usage.problems)
-
-    @property
     def idle(self) -> bool:
         """Return whether the layer is completely counted, empty, and not switched off."""
-        total, off = self.total, self.state.condition is DISABLED
-        return total.complete and not (off or total.entries or total.files or self.problems)
+        total, is_off = self.total, self.state.condition is DISABLED
+        has_problems = any(root.usage.problems for root in self.roots)
+        return total.complete and not (is_off or total.entries or total.files or has_problems)
 
 
 @as_json("cachectl/report/1", also=("total",), optional=("neighbours", "pythons", "kernels", "runs", "drivers"))
@@ -185,7 +168,6 @@ def report(
 ) -> Report:
     """Count the entries of layers, and say whether each is on. Writes nothing into a cache.
 
-    :param layers: names; none means all
     :param neighbours: also measure other caches of compiled code, which belong to no layer
     :param by: also sum entries by ``"driver"``, ``"kernel"`` or ``"python"``
     :param since: sum only the runs traced within this age, such as ``"30d"``, or within so many seconds
@@ -210,15 +192,16 @@ def report(
     if by is not None:
         from cachectl import grouping
 
-        pythons = grouping.by_python(chosen, here) if by == "python" else None
-        kernels = grouping.by_kernel(chosen, here) if by == "kernel" else None
-        drivers = grouping.by_driver(chosen) if by == "driver" else None
-        result = result._replace(pythons=pythons, kernels=kernels, drivers=drivers)
+        if by == "driver":
+            result = result._replace(drivers=grouping.by_driver(chosen))
+        elif by == "kernel":
+            result = result._replace(kernels=grouping.by_kernel(chosen, here))
+        elif by == "python":
+            result = result._replace(pythons=grouping.by_python(chosen, here))
     return result
 
 
 def _leftover(folder: Path) -> Entry:
-    """Measure the temporary folder of a killed command."""
     steps = [status for path in (folder, *folder.rglob("*")) if (status := plain.status_at(path)) is not None]
     files = [status.st_size for status in steps if stat.S_ISREG(status.st_mode)]
     newest = max((status.st_mtime for status in steps), default=0.0)
@@ -229,15 +212,18 @@ def _leftover(folder: Path) -> Entry:
 def _layer_report(layer: Layer) -> LayerReport:
     failures: dict[str, None] = {}
     roots, about = list[RootReport](), layer.about
-    for _, root, result in layer_set.in_each_root([layer], _count):
-        if isinstance(result, RootReport):
-            roots.append(result)
-        elif root is None:
-            failures[reason_of(result)] = None
-        else:
-            problem = Problem(root.path, "unreadable", reason_of(result))
-            # An unreadable root exists.
-            roots.append(RootReport(root, exists=True, usage=UNCOUNTED._replace(problems=(problem,))))
+    try:
+        for root in tuple(every_root(layer)):
+            try:
+                # The store of a missing root is not loaded.
+                usage = layer.store.usage(root) if root.may_exist else sum_usage(())
+                roots.append(RootReport(root, root.exists, usage))
+            except FAILURES as error:  # noqa: PERF203 - the other roots go on
+                problem = Problem(root.path, "unreadable", reason_of(error))
+                # An unreadable root exists.
+                roots.append(RootReport(root, exists=True, usage=UNCOUNTED._replace(problems=(problem,))))
+    except FAILURES as error:
+        failures[reason_of(error)] = None
     try:
         state = layer.state()
         if not isinstance(state, State):
@@ -245,32 +231,22 @@ def _layer_report(layer: Layer) -> LayerReport:
     except FAILURES as error:
         state = State(UNKNOWN, "its state could not be read")
         failures[reason_of(error)] = None
-    total = total_of(roots, complete=not failures)
+    total, stale_seconds = total_of(roots, complete=not failures), 0.0
+    if total.stale_bytes and total.bytes:
+        from cachectl.watching import ledger
+
+        kernels = ledger.readable(layer.environment).kernels.values()
+        seconds = sum(kernel.seconds.get(layer.name, 0) for kernel in kernels)
+        stale_seconds = seconds * total.stale_bytes / total.bytes
     head = (layer.name, layer.title, state, about.scope, about.precious)
     limit = layer.limit if total.bytes else None
     place = max(roots, key=lambda root: root.usage.bytes or 0).root.path if roots else None
-    return LayerReport(*head, tuple(roots), tuple(failures), total, _stale_seconds(layer, total), limit, place)
-
-
-def _stale_seconds(layer: Layer, total: Total) -> float | None:
-    """Return the measured seconds of all kernels in a layer, times the share of stale bytes."""
-    if not total.stale_bytes or not total.bytes:
-        return None
-    from cachectl.watching import ledger
-
-    kernels = ledger.readable(layer.environment).kernels.values()
-    return sum(kernel.seconds.get(layer.name, 0) for kernel in kernels) * total.stale_bytes / total.bytes or None
-
-
-def _count(layer: Layer, root: Root) -> Iterator[RootReport]:
-    # The store of a missing root is not loaded.
-    usage = layer.store.usage(root) if root.may_exist else sum_usage(())
-    yield RootReport(root, root.exists, usage)
+    return LayerReport(*head, tuple(roots), tuple(failures), total, stale_seconds or None, limit, place)
 
 
 def run(request: verbs.Request) -> Report | int:
     """Carry out ``cachectl report``."""
-    options, page = request.options, None
+    options, stack, page = request.options, request.stack, None
     if options.html is not None:
         from cachectl.pages import PAGE
 
@@ -278,16 +254,13 @@ def run(request: verbs.Request) -> Report | int:
             request.misuse(f"--html - and --{request.form} both write to standard output; name a FILE for one")
         (page,) = request.outputs((options.html, PAGE))
     with request.output.progress("counting"):
-        result = report(
-            request.stack, options.layers, neighbours=options.neighbours, by=options.by, since=options.since
-        )
+        result = report(stack, options.layers, neighbours=options.neighbours, by=options.by, since=options.since)
     if page is not None:
-        from cachectl.verbs.doctor import doctor
-        from cachectl.verbs.ls import ls
+        from cachectl.verbs import doctor, ls
 
         with request.output.progress("reading"):
-            listed = ls(request.stack, layers=options.layers)
-            drawn = draw(result, listed, doctor(request.stack, options.layers).findings)
+            listed = ls.ls(stack, layers=options.layers)
+            drawn = draw(result, listed, doctor.doctor(stack, options.layers).findings)
         page.write((drawn,))
         if options.html == "-":
             return 1 if result.failed else 0
@@ -298,17 +271,16 @@ def draw(result: Report, listed: listing.Listing, findings: Iterable[Finding]) -
     """Return a report as an HTML page, with its entries and findings."""
     from cachectl.pages import report as page
 
-    layers, total = [layer.layer for layer in result.layers], result.total
-    head = {"generated": result.generated, "layers": layers, "complete": total.complete}
+    names, total = [layer.layer for layer in result.layers], result.total
     filled = [layer.total for layer in result.layers if layer.total.entries]
     is_known = all(sums.stale_bytes is not None and not sums.stale_unknown for sums in filled)
     sums = [total.entries, total.bytes, total.stale_bytes or 0, is_known]
-    return page.draw({**head, "total": sums}, listed, findings)
+    head = {"generated": result.generated, "layers": names, "complete": total.complete, "total": sums}
+    return page.draw(head, listed, findings)
 
 
 _NUMBERS = {"entries": units.count, "files": units.count, "size": units.size, "stale": units.size, "limit": units.size}
 _COLUMNS: Columns = {"layer": str, "state": str, **_NUMBERS, "place": str}
-_NUMBERS_OF_USERS = ("entries", "files", "bytes", "stale_bytes")
 #: What ``--all-users`` shows with ``--by``.
 _SHARES = {
     "driver": verbs.OfUsers("drivers", ("layer", "versions", "device"), ("entries", "bytes")),
@@ -319,7 +291,8 @@ _SHARES = {
 
 def of_users(options: argparse.Namespace) -> verbs.OfUsers:
     """Show one line per user, with ``-v`` per layer, or the sums of ``--by``."""
-    layers = verbs.OfUsers("layers", ("layer",) if options.verbose else (), _NUMBERS_OF_USERS)
+    texts = ("layer",) if options.verbose else ()
+    layers = verbs.OfUsers("layers", texts, ("entries", "files", "bytes", "stale_bytes"))
     return _SHARES.get(options.by, layers)._replace(order="entries" if options.sort == "entries" else "bytes")
 
 
@@ -336,8 +309,9 @@ def table(result: Report, _request: verbs.Request) -> Table:
 def show(result: Report, request: verbs.Request) -> Iterator[object]:
     """Yield the sums, a table of layers, and problems; with ``-v`` also reasons and places."""
     if request.options.sort is not None:
-        order = attrgetter("total.entries" if request.options.sort == "entries" else "total.bytes")
-        result = result._replace(layers=tuple(sorted(result.layers, key=lambda layer: -(order(layer) or 0))))
+        name = "entries" if request.options.sort == "entries" else "bytes"
+        layers = sorted(result.layers, key=lambda layer: -(getattr(layer.total, name) or 0))
+        result = result._replace(layers=tuple(layers))
     verbose = bool(request.options.verbose or request.options.layers)
     yield from lines(result, str(request.environment.home_folder), verbose=verbose)
     if (most := request.config.get("prune.max-size")) is not None:
@@ -347,9 +321,22 @@ def show(result: Report, request: verbs.Request) -> Iterator[object]:
 def lines(result: Report, home: str, *, verbose: bool = False) -> Iterator[object]:
     """Yield what people see of a report; ``home`` is printed as ``~``."""
     total, shown = result.total, [layer for layer in result.layers if verbose or not layer.idle]
-    yield summary(result)
+    held = f"{_cells(total)[2]} in {plural(total.entries or 0, 'entry', 'entries')}{'' if total.complete else '+'}"
+    clearable = [layer.total for layer in result.layers if not layer.precious]
+    stale, orphans = (sum(getattr(layer, name) or 0 for layer in clearable) for name in ("stale_bytes", "orphan_bytes"))
+    amounts = {"stale": stale, "orphans": orphans}
+    removable = ", ".join(f"{what} {units.size(amount)}" for what, amount in amounts.items() if amount)
+    yield f"{held}; {units.size(stale + orphans)} could be removed ({removable})" if removable else held
     for layer in shown:
-        yield from _outdated(layer)
+        reasons = sum_usage(root.usage for root in layer.roots).stale_because
+        # No line may suggest removing the entries of a precious layer.
+        if reasons and not layer.precious:
+            lost = f"{layer.total.stale_entries:,} of {plural(layer.total.entries or 0, 'entry', 'entries')}"
+            took = layer.stale_seconds
+            measured = "" if took is None else f"; they took about {took:.1f} s to compile (measured)"
+            reason = f"{max(reasons, key=reasons.__getitem__)}{measured}"
+            fix = f"cachectl prune --stale {layer.layer} removes them"
+            yield f"{layer.layer}: {lost} ({units.size(layer.total.stale_bytes)}) are stale: {reason}; {fix}"
     if shown:
         yield from ("", _layers_table(shown, total, home, verbose=verbose))
     if hidden := len(result.layers) - len(shown):
@@ -357,31 +344,24 @@ def lines(result: Report, home: str, *, verbose: bool = False) -> Iterator[objec
     if not total.complete:
         yield "+: lower bound, -: unknown; the problems below say why"
     for layer in shown:
-        if verbose:
-            yield from _details(layer, home)
-        problems = [f"{units.short_path(problem.path, home)}: {problem.message}" for problem in layer.problems]
-        start = "  " if verbose else f"{layer.layer}: "
-        for problem in (*layer.failures, *problems):
-            yield f"{start}problem: {problem}"
-        for root in layer.roots:
-            if unknown := root.usage.unknown_files:
-                yield f"{start}{units.short_path(root.root.path, home)}: {unknown_words(unknown)}"
+        yield from _details(layer, home, verbose=verbose)
     yield from _others(result, home)
 
 
 def _layers_table(layers: Iterable[LayerReport], total: Total, home: str, *, verbose: bool) -> Table:
     """Return the table of layers; unless ``verbose`` without files, and without limits if there are none."""
-    rows: list[tuple[object, ...]] = []
+    # Places need the room.
+    shows = {"files": verbose, "limit": verbose or any(layer.limit for layer in layers)}
+    titles = [title for title in _COLUMNS if shows.get(title, True)]
+
+    def row(*cells: object) -> list[object]:
+        return [cell for title, cell in zip(_COLUMNS, cells, strict=True) if title in titles]
+
+    rows = []
     for layer in layers:
         place = units.short_path(layer.place or units.DASH, home)
-        rows.append((layer.layer, layer.state.condition.value, *_cells(layer.total), layer.limit, place))
-    # Places need the room.
-    left_out = {"files"} | (set() if any(layer.limit for layer in layers) else {"limit"})
-    titles = [title for title in _COLUMNS if verbose or title not in left_out]
-    *rows, last = map(
-        itemgetter(*map([*_COLUMNS].index, titles)), [*rows, ("total", "", *_cells(total)[:3], "", "", "")]
-    )
-    return Table({title: _COLUMNS[title] for title in titles}, rows, last)
+        rows.append(row(layer.layer, layer.state.condition.value, *_cells(layer.total), layer.limit, place))
+    return Table({title: _COLUMNS[title] for title in titles}, rows, row("total", "", *_cells(total)[:3], "", "", ""))
 
 
 def _cells(total: Total) -> list[str]:
@@ -402,7 +382,14 @@ def _others(result: Report, home: str) -> Iterator[object]:
         path = units.short_path(leftover.root / leftover.key, home)
         yield from ("", f"{path}: {leftover.because} ({sizes}); the next purge or prune removes it")
     if result.pythons is not None:
-        yield from ("", *_pythons(result.pythons, home))
+        pythons, places = list[tuple[object, ...]](), dict[str, None]()
+        for python in result.pythons:
+            release = python_release(python.python)
+            packages = " ".join(f"{name} {version}" for name, version in python.packages.items())
+            pythons.append((release, python.entries, python.stale, python.bytes, packages))
+            places.update((f"  {units.short_path(path, home)}: Python {release}", None) for path in python.interpreters)
+        numbers = {"entries": units.count, "stale": units.count, "size": units.size}
+        yield from ("", Table({"python": str, **numbers, "packages": str}, pythons), *places)
     if result.drivers is not None:
         drivers = []
         for share in result.drivers:
@@ -429,66 +416,25 @@ def _others(result: Report, home: str) -> Iterator[object]:
         yield from ("", Table(columns, caches))
 
 
-def _pythons(shares: Iterable[grouping.PythonShare], home: str) -> Iterator[object]:
-    """Yield the table of Pythons, and their paths."""
-    numbers = {"entries": units.count, "stale": units.count, "size": units.size}
-    rows, places = list[tuple[str | int | None, ...]](), dict[str, None]()
-    for share in shares:
-        release = python_release(share.python)
-        packages = " ".join(f"{name} {version}" for name, version in share.packages.items())
-        rows.append((release, share.entries, share.stale, share.bytes, packages))
-        places.update((f"  {units.short_path(path, home)}: Python {release}", None) for path in share.interpreters)
-    yield from (Table({"python": str, **numbers, "packages": str}, rows), *places)
-
-
 def _kernels(kernels: Sequence[listing.Kernel], result: Report) -> Iterator[object]:
     """Yield the largest kernels, and what the entries of each layer save."""
     from cachectl.verbs.ls import kernels_table
 
-    yield from ("", kernels_table(kernels[:_FEW_KERNELS], result.generated))
-    if more := len(kernels[_FEW_KERNELS:]):
+    yield from ("", kernels_table(kernels[:_MOST_KERNELS], result.generated))
+    if more := len(kernels[_MOST_KERNELS:]):
         yield f"{plural(more, 'more kernel')}: cachectl ls"
     saved = {layer.layer: sum(kernel.saves_in.get(layer.layer, 0) for kernel in kernels) for layer in result.layers}
     if parts := [f"{units.duration(seconds)} in {layer}" for layer, seconds in saved.items() if seconds]:
         yield f"measured: a warm start saves {', '.join(parts)}"
 
 
-def summary(result: Report) -> str:
-    """Format the sums: what there is, and what could be removed."""
-    total, entries = result.total, plural(result.total.entries or 0, "entry", "entries")
-    sizes = f"{_cells(total)[2]} in {entries}{'' if total.complete else '+'}"
-    clearable = [layer.total for layer in result.layers if not layer.precious]
-    sums = {
-        "stale": sum(layer.stale_bytes or 0 for layer in clearable),
-        "orphans": sum(layer.orphan_bytes or 0 for layer in clearable),
-    }
-    if removable := ", ".join(f"{what} {units.size(amount)}" for what, amount in sums.items() if amount):
-        return f"{sizes}; {units.size(sum(sums.values()))} could be removed ({removable})"
-    return sizes
-
-
-def _outdated(layer: LayerReport) -> Iterator[str]:
-    """Yield how many entries are stale, and the most frequent reason, such as an update of a driver.
-
-    For a precious layer, nothing is yielded: no line may suggest removing its entries.
-    """
-    reasons: dict[str, int] = {}
-    for root in layer.roots:
-        for reason, count in root.usage.stale_because.items():
-            reasons[reason] = reasons.get(reason, 0) + count
-    if reasons and not layer.precious:
-        total, took = layer.total, layer.stale_seconds
-        lost = f"{total.stale_entries:,} of {plural(total.entries or 0, 'entry', 'entries')}"
-        measured = "" if took is None else f"; they took about {took:.1f} s to compile (measured)"
-        reason = f"{max(reasons, key=reasons.__getitem__)}{measured}; cachectl prune --stale {layer.layer} removes them"
-        yield f"{layer.layer}: {lost} ({units.size(total.stale_bytes)}) are stale: {reason}"
-
-
-def _details(layer: LayerReport, home: str) -> Iterator[str]:
-    """Yield the reason of a layer's state, and its places."""
-    yield from ("", f"{layer.layer}: {layer.state.condition.value}, {layer.state.why}")
-    yield from (f"  driver: {units.short_path(file, home)}" for file in layer.state.drivers)
-    for number, root in enumerate(layer.roots):
+def _details(layer: LayerReport, home: str, *, verbose: bool) -> Iterator[str]:
+    """Yield the problems of a layer; if ``verbose``, below the reason of its state and its places."""
+    start = "  " if verbose else f"{layer.layer}: "
+    if verbose:
+        yield from ("", f"{layer.layer}: {layer.state.condition.value}, {layer.state.why}")
+        yield from (f"  driver: {units.short_path(file, home)}" for file in layer.state.drivers)
+    for number, root in enumerate(layer.roots) if verbose else ():
         usage, notes = root.usage, [root.root.source]
         if number and not (usage.files or usage.orphan_files or usage.problems):
             continue
@@ -496,3 +442,9 @@ def _details(layer: LayerReport, home: str) -> Iterator[str]:
         if usage.orphan_files:
             notes.append(f"{plural(usage.orphan_files, 'orphan')}, {units.size(usage.orphan_bytes)}")
         yield f"  {units.short_path(root.root.path, home)}  ({'; '.join(notes)})"
+    yield from (f"{start}problem: {failure}" for failure in layer.failures)
+    for root in layer.roots:
+        for problem in root.usage.problems:
+            yield f"{start}problem: {units.short_path(problem.path, home)}: {problem.message}"
+        if unknown := root.usage.unknown_files:
+            yield f"{start}{units.short_path(root.root.path, home)}: {unknown_words(unknown)}"

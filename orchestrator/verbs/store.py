@@ -45,18 +45,8 @@ OPTIONS = (
     ("target", "TARGET", verbs.STORES),
     [
         "gc",
-        (
-            "--older-than",
-            "AGE",
-            "remove what was pushed more than AGE ago, such as 30d, 12h or 2w",
-            {"type": verbs.age_of},
-        ),
-        (
-            "--max-size",
-            "SIZE",
-            "then remove the oldest until at most SIZE is left, such as 500M or 2GiB",
-            {"type": verbs.size_of},
-        ),
+        ("--older-than", "AGE", "remove what was pushed more than AGE ago, such as 30d, 12h or 2w", verbs.AGE),
+        ("--max-size", "SIZE", "then remove the oldest until at most SIZE is left, such as 500M or 2GiB", verbs.SIZE),
         verbs.DRY_RUN,
     ],
     ("--allowed-signers", "LIST", "verify: require a signature by a signer in this list"),
@@ -157,19 +147,20 @@ class SharedStore:
 
     def ls(self) -> StoreListing:
         """Return the content by portability key. Raises :class:`BadStore` for a damaged index, and :class:`Missing`."""
-        index = self._index()
-        keys = index.settled(lambda: [self._listed(index, group) for group in set(map(wire.key_of, index.parts))])
-        keys.sort(key=lambda listed: (listed.layer, listed.key))
+        index, is_bundle = self._index(), self._place.is_bundle
+
+        def list_keys() -> Iterator[ListedKey]:
+            for group in set(map(wire.key_of, index.parts)):
+                names = [name for name in index.parts if wire.key_of(name) == group]
+                key, parts = index.key(group), [index.part(name) for name in names]
+                sizes = [stored.entry.bytes for part in parts for stored in part.entries]
+                counts = (len(sizes), sum(sizes), len(parts), sum(not part.is_signed for part in parts))
+                newest = None if is_bundle else wire.made_of(names[-1])
+                yield ListedKey(group, key.layer, *counts, newest, dict(key.facts))
+
+        keys = index.settled(lambda: sorted(list_keys(), key=lambda listed: (listed.layer, listed.key)))
         index.memory.save(index.files)
         return StoreListing(self._place.shown, index.digest, tuple(keys))
-
-    def _listed(self, index: StoreCollection, group: str) -> ListedKey:
-        names = [name for name in index.parts if wire.key_of(name) == group]
-        key, parts = index.key(group), [index.part(name) for name in names]
-        sizes = [stored.entry.bytes for part in parts for stored in part.entries]
-        unsigned = sum(not part.is_signed for part in parts)
-        newest = None if self._place.is_bundle else wire.made_of(names[-1])
-        return ListedKey(group, key.layer, len(sizes), sum(sizes), len(parts), unsigned, newest, dict(key.facts))
 
     def gc(
         self, *, older_than: str | float | None = None, max_size: str | int | None = None, dry_run: bool = False
@@ -293,13 +284,12 @@ def run(request: verbs.Request) -> StoreListing | Collection | StoreCheck:
     if options.action != "verify" and options.allowed_signers is not None:
         request.misuse("--allowed-signers works only with store verify")
     store = SharedStore(request.stack, request.target(options.target))
-    if options.action == "ls":
-        with request.output.progress("listing"):
+    doing = {"ls": "listing", "verify": "checking", "gc": "cleaning up"}
+    with request.output.progress(doing[options.action]):
+        if options.action == "ls":
             return store.ls()
-    if options.action == "verify":
-        with request.output.progress("checking"):
+        if options.action == "verify":
             return store.verify(allowed_signers=options.allowed_signers)
-    with request.output.progress("cleaning up"):
         return store.gc(older_than=options.older_than, max_size=options.max_size, dry_run=options.dry_run)
 
 
@@ -315,21 +305,18 @@ def show(result: StoreListing | Collection | StoreCheck, request: verbs.Request)
         ]
         return
     if isinstance(result, StoreListing):
-        yield from (_listing(result, request.now), "")
+        numbers = {"entries": units.count, "size": units.size, "parts": units.count, "unsigned": units.count}
+        rows = []
+        for key in result.keys:
+            facts = ", ".join(f"{name} {fact or units.DASH}" for name, fact in key.fingerprint.items())
+            age = units.since(key.newest, request.environment.clock())
+            rows.append((key.layer, key.entries, key.bytes, key.parts, key.unsigned, age, facts))
+        sums = [sum(getattr(key, name) for key in result.keys) for name in ("entries", "bytes", "parts")]
+        yield Table({"layer": str, **numbers, "newest": units.age, "for": str}, rows, ("total", *sums, "", "", ""))
+        yield ""
     else:
         for finding in result.findings:
             yield f"{finding.severity}: {finding.name}: {finding.message}"
         entries, parts = plural(result.entries, "entry", "entries"), plural(result.parts, "part")
         yield [f"{entries} in {parts} of the index and {plural(result.packs, 'pack')} checked"]
     yield [f"digest {result.digest}"]
-
-
-def _listing(listing: StoreListing, now: float) -> Table:
-    numbers = {"entries": units.count, "size": units.size, "parts": units.count, "unsigned": units.count}
-    rows = []
-    for key in listing.keys:
-        facts = ", ".join(f"{name} {fact or units.DASH}" for name, fact in key.fingerprint.items())
-        rows.append((key.layer, key.entries, key.bytes, key.parts, key.unsigned, units.since(key.newest, now), facts))
-    entries, sizes = sum(key.entries for key in listing.keys), sum(key.bytes for key in listing.keys)
-    last = ("total", entries, sizes, sum(key.parts for key in listing.keys), "", "", "")
-    return Table({"layer": str, **numbers, "newest": units.age, "for": str}, rows, last)

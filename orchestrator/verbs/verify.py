@@ -21,7 +21,6 @@ OPTIONS = (verbs.LAYERS, verbs.VERBOSE_FINDINGS, verbs.PLACES, verbs.WAIT, verbs
 def verify(stack: layer_set.LayerSet, layers: Iterable[str] = ()) -> listing.Findings:
     """Check every entry for damage. Whatever cannot be read is a finding.
 
-    :param layers: names; none means all
     :raises BadRequest: for an unknown layer
     """
     not_checked: dict[str, str] = {}

@@ -30,7 +30,7 @@ def test_plan_apply_and_what_vanished_agree(warm: Home, line: str) -> None:
     said = warm.cachectl(f"{line} --dry-run -v").stdout
     assert all(short_key(entry["key"]) in said for _, entry in named)
     assert all(kernel in said for _, entry in named for kernel in entry["kernels"] or ())
-    assert ("lk0" in said) == any(layer == "loopy" for layer, _ in named)
+    assert ("lk1" in said) == any(layer == "loopy" for layer, _ in named)
     done = warm.json(line)
     assert there - keys(warm) == {(layer, entry["key"]) for layer, entry in named if entry["state"] != "orphan"}
     assert (len(named) - orphans, orphans) == (done["total"]["removed"], done["total"]["orphans_removed"])

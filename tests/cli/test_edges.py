@@ -88,11 +88,7 @@ def test_closed_and_full_streams_are_one_line(cuda: Home, line: str, status: int
 
 @pytest.mark.parametrize("unbuffered", ["", *thorough("1")], ids=lambda unbuffered: "at once" if unbuffered else "late")
 @pytest.mark.parametrize(
-    "line",
-    [
-        *("ls", "doctor --json"),
-        *thorough("report", "ls --csv", "ls --help", "purge --all --dry-run --json"),
-    ],
+    "line", [*("ls", "doctor --json"), *thorough("report", "ls --csv", "ls --help", "purge --all --dry-run --json")]
 )
 def test_a_reader_that_has_gone_ends_a_verb_quietly(cuda: Home, line: str, unbuffered: str) -> None:
     """Also where errors go into the pipe as well."""

@@ -99,7 +99,9 @@ def spoil(path: Path, how: str, number: int, world: World) -> None:
         with contextlib.suppress(FileExistsError), open(f"{path}-{how}", "xb") as file:
             file.write(chance.randbytes(90))
     elif how == "stranger":
-        hostile.write(path.with_name("thesis.tex"))
+        # A random tree may have a folder or a pipe of that name.
+        if not os.path.lexists(stranger := path.with_name("thesis.tex")):
+            hostile.write(stranger)
     else:
         content = bytearray(path.read_bytes())
         if how == "more":

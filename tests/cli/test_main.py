@@ -72,7 +72,8 @@ def test_a_terminal_gets_the_same_table_in_bold_unless_it_wants_no_colour(cuda: 
 def test_without_a_command_the_help_is_printed(home: Home) -> None:
     done = home.cachectl(check=False)
     assert (done.returncode, done.stderr) == (2, "")
-    assert done.stdout == home.cachectl("--help").stdout
+    assert done.stdout == home.cachectl("--help").stdout == home.cachectl("help").stdout
+    assert home.cachectl("help purge").stdout == home.cachectl("purge --help").stdout
     assert re.findall(r"^(?:(\w[\w ]*):$|  ([a-z]+) )", done.stdout, re.MULTILINE)[-6:-4] == [
         ("plumbing", ""),
         ("", "get"),

@@ -71,11 +71,6 @@ def test_a_limit_holds_in_the_currency_of_report(warm: Home) -> None:
     assert f"{units.size(left)} stay, although the limit is 0 B: files without entries" in said
 
 
-def test_help_is_a_word_too(home: Home) -> None:
-    for words, meant in (("help", "--help"), ("help purge", "purge --help")):
-        assert home.cachectl(words).stdout == home.cachectl(meant).stdout
-
-
 @pytest.mark.parametrize(("seconds", "shown"), [(0.0, ""), (0.9, "copying [#####...............] 1/4")])
 def test_progress_is_drawn_after_half_a_second_and_removed(home: Home, seconds: float, shown: str) -> None:
     lines = f"with output.progress('reading') as step: step(0, 'copying', 4); step(); time.sleep({seconds})"

@@ -254,13 +254,6 @@ def asked(home: Path, cachectl: tuple[str, ...], *words: str, **variables: str) 
     return found
 
 
-def make_own(folder: Path) -> Path:
-    own = folder / "tmp"
-    own.mkdir()
-    os.chown(own, NOBODY, NOBODY)
-    return own
-
-
 @as_root
 @pytest.mark.parametrize(("mode", "code"), [(0o700, "unreadable"), (0o755, "closed")])
 @pytest.mark.parametrize("slip", ["", ".cache/pocl", ".cache/pocl/kcache"])
@@ -284,10 +277,11 @@ def test_folders_of_a_slip_of_sudo(open_folder: Path, mode: int, code: str, slip
 @as_root
 def test_a_home_that_is_closed_to_this_user_is_one_state(open_folder: Path, nobody: tuple[str, ...]) -> None:
     """No right to read helps libraries that write: the caches have to be somewhere else."""
-    home = open_folder / "home"
-    make(home / ".cache")
+    home, own = open_folder / "home", open_folder / "tmp"
+    make(home / ".cache", own)
+    os.chown(own, NOBODY, NOBODY)
     home.chmod(0o700)
-    variables = {"OCL_ICD_VENDORS": register_driver(open_folder, "libpocl.so.2"), "TMPDIR": str(make_own(open_folder))}
+    variables = {"OCL_ICD_VENDORS": register_driver(open_folder, "libpocl.so.2"), "TMPDIR": str(own)}
     closed = [one for one in asked(home, nobody, "doctor", **variables) if one["code"] == "unreadable"]
     (found,) = closed
     assert {"pocl", "loopy"} <= set(found["layers"])
@@ -297,35 +291,30 @@ def test_a_home_that_is_closed_to_this_user_is_one_state(open_folder: Path, nobo
     assert (used["pocl"]["root"], used["pocl"]["fix"]) == (str(home / ".cache/pocl/kcache"), "cachectl doctor pocl")
 
 
-_ENTRY = "pyopencl-compiler-cache-v2-py3.11.0.final.0"
-#: A folder below a home that a layer would have to look into, and what it is to that layer.
-CLOSED = {
-    "pocl": ".cache/pocl/kcache/AB",
-    "cuda": ".nv/ComputeCache/a",
-    "pyopencl": f".cache/pyopencl/{_ENTRY}",
-    "pytools": ".cache/pytools/pdict-v4-mine-py3.11.0.final.0",
-    "neo": ".cache/neo_compiler_cache/a",
-    "miopen": ".cache/miopen/3.3.0.a85ca8a54",
-    "miopen-tuning": ".config/miopen",
-}
-
-
-#: A folder that is closed to its owner, its mode, the verb that tells, and what it says.
+FAILS, RECOMPILES, UNREAD = "fails every run", "recompiles every run", "Permission denied"
+#: A folder or file that is closed to its owner, its mode, and the severity and words of the finding.
 UNUSABLE = [
-    ("pocl", "above/pocl", 0o500, "doctor", "closed", "u+w"),
-    ("pocl", "above", 0o500, "doctor", "closed", "u+w"),
-    ("pocl", CLOSED["pocl"], 0, "verify", "unreadable", "u+rwX"),
-    ("mesa", ".cache/mesa_shader_cache/index", 0, "verify", "unreadable", "u+rwX"),
+    ("pocl", "above/pocl", 0o500, FAILS, ""),
+    ("pocl", "above", 0o500, FAILS, ""),
+    ("pocl", ".cache/pocl/kcache/AB", 0o500, "may fail a run", "PoCL cannot build the programs that belong there"),
+    ("pocl", ".cache/pocl/kcache/AB", 0, FAILS, UNREAD),
+    ("mesa", ".cache/mesa_shader_cache/index", 0, RECOMPILES, UNREAD),
     *thorough(
-        *((layer, place, 0, "verify", "unreadable", "u+rwX") for layer, place in CLOSED.items() if layer != "pocl")
+        ("pyopencl", ".cache/pyopencl/pyopencl-compiler-cache-v2-py3.11.0.final.0", 0, FAILS, UNREAD),
+        ("pytools", ".cache/pytools/pdict-v4-mine-py3.11.0.final.0", 0, FAILS, UNREAD),
+        ("miopen", ".cache/miopen/3.3.0.a85ca8a54", 0, FAILS, UNREAD),
+        ("cuda", ".nv/ComputeCache/a", 0, RECOMPILES, UNREAD),
+        ("neo", ".cache/neo_compiler_cache/a", 0, RECOMPILES, UNREAD),
+        ("miopen-tuning", ".config/miopen", 0, RECOMPILES, UNREAD),
     ),
 ]
 
 
-@pytest.mark.parametrize(("layer", "place", "mode", "verb", "code", "right"), UNUSABLE)
+@pytest.mark.parametrize(("layer", "place", "mode", "severity", "words"), UNUSABLE)
 def test_a_folder_that_is_closed_to_its_owner_is_reported_and_opened(  # noqa: PLR0917 - a table
-    tmp_path: Path, held_to_modes: tuple[str, ...], layer: str, place: str, mode: int, verb: str, code: str, right: str
+    tmp_path: Path, held_to_modes: tuple[str, ...], layer: str, place: str, mode: int, severity: str, words: str
 ) -> None:
+    verb, code, right = ("doctor", "closed", "u+w") if mode else ("verify", "unreadable", "u+rwX")
     closed = tmp_path / place
     make(closed.parent if closed.name == "index" else closed)
     closed.touch()
@@ -335,9 +324,8 @@ def test_a_folder_that_is_closed_to_its_owner_is_reported_and_opened(  # noqa: P
     closed.chmod(mode)
     cachectl = (*held_to_modes, *CACHECTL)
     (found,) = asked(tmp_path, cachectl, verb, layer, **variables)
-    severity = "recompiles every run" if layer in ("cuda", "neo", "mesa", "miopen-tuning") else "fails every run"
     assert (found["code"], found["severity"], found["fix"]) == (code, severity, f"chmod {right} {closed}")
-    assert verb == "doctor" or "Permission denied" in found["message"]
+    assert words in found["message"]
     shell(tmp_path, found["fix"])
     assert asked(tmp_path, cachectl, verb, layer, **variables) == []
 
@@ -453,6 +441,18 @@ def test_a_folder_is_judged_before_a_job_uses_it(tmp_path: Path, mount: Mount) -
     assert not (tmp_path / "scratch/job 7").exists()
 
 
+def test_a_layer_that_fails_while_a_folder_is_judged_is_a_finding(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: object) -> None:
+        raise ZeroDivisionError
+
+    stack = Stack(environment_of(tmp_path))
+    monkeypatch.setattr(stack["pocl"].__class__, "roots", fail)
+    found = only(stack.doctor(["pocl", "loopy"], place=tmp_path).findings, "plugin")
+    assert (found.layer, found.message) == ("pocl", "ZeroDivisionError")
+
+
 def test_scratch_folders_are_made_where_code_can_be_mapped(home: Home, mount: Mount) -> None:
     mount("-t", "tmpfs", "-o", "noexec", "none", on=home.path / "tmp")
     done = home.cachectl("run --isolated -- printenv POCL_CACHE_DIR", TMPDIR=str(home.path / "tmp"))
@@ -474,16 +474,6 @@ def test_a_variable_of_a_layer_that_was_not_named_is_known(tmp_path: Path) -> No
     environment = with_miopen(tmp_path, MIOPEN_SYSTEM_DB_PATH=str(tmp_path), POCL_CACHEDIR="/x")
     assert "MIOPEN_SYSTEM_DB_PATH" not in str(examine(environment, "miopen"))
     assert only(examine(environment, "miopen", "pocl"), "variable").layer == "pocl"
-
-
-def test_a_closed_folder_in_a_root_fails_some_programs(tmp_path: Path, held_to_modes: tuple[str, ...]) -> None:
-    closed = tmp_path / ".cache/pocl/kcache/AB"
-    make(closed)
-    closed.chmod(0o500)
-    variables = {"OCL_ICD_VENDORS": register_driver(tmp_path, "libpocl.so.2")}
-    (found,) = asked(tmp_path, (*held_to_modes, *CACHECTL), "doctor", "pocl", **variables)
-    assert (found["severity"], found["fix"]) == ("may fail a run", f"chmod u+w {closed}")
-    assert found["message"].endswith("which is not writable by you: PoCL cannot build the programs that belong there")
 
 
 def test_closed_files_are_one_finding_with_one_command(tmp_path: Path, held_to_modes: tuple[str, ...]) -> None:

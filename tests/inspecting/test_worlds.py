@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import pytest
 from homes import pocl_driver
-from support.doctor import ALONE, stale_lock
+from support.doctor import ALONE, leak, stale_lock
 from support.layers import register_driver, sql
 from support.miopen_kernels import FIND
 from tiers import as_root
@@ -44,13 +44,13 @@ Mount = Callable[..., Path]
 
 
 class World(NamedTuple):
-    """A state: its code, what makes it (and returns variables), the program that meets it, and what that shows.
+    """A state: its code, what makes it (and may return variables), the program that meets it, and what that shows.
 
     Without a ``program`` the product cannot run here.
     """
 
     code: str
-    make: Callable[[Path, Mount], Mapping[str, str]]
+    make: Callable[[Path, Mount], Mapping[str, str] | None]
     severity: Severity
     program: tuple[str, ...] = POCL
     symptom: str = ""
@@ -77,38 +77,32 @@ def _made(path: Path) -> Path:
     return path
 
 
-def noexec(home: Path, mount: Mount) -> dict[str, str]:
+def noexec(home: Path, mount: Mount) -> None:
     """Mount as Docker's ``--tmpfs`` does."""
     mount("-t", "tmpfs", "-o", "noexec", "none", on=home / ".cache/pocl")
-    return {}
 
 
-def read_only(home: Path, mount: Mount) -> dict[str, str]:
+def read_only(home: Path, mount: Mount) -> None:
     mount("-t", "tmpfs", "-o", "ro", "none", on=home / ".cache/pocl")
-    return {}
 
 
-def closed_folder(home: Path, _mount: Mount) -> dict[str, str]:
+def closed_folder(home: Path, _mount: Mount) -> None:
     _made(_kcache(home)).chmod(0o500)
-    return {}
 
 
-def closed_file(home: Path, _mount: Mount) -> dict[str, str]:
+def closed_file(home: Path, _mount: Mount) -> None:
     _dictionary(home).chmod(0o400)
-    return {}
 
 
-def no_folder(home: Path, _mount: Mount) -> dict[str, str]:
+def no_folder(home: Path, _mount: Mount) -> None:
     _made(home / ".cache").joinpath("pocl").write_text("something")
-    return {}
 
 
-def dangling(home: Path, _mount: Mount) -> dict[str, str]:
+def dangling(home: Path, _mount: Mount) -> None:
     _made(home / ".cache").joinpath("pocl").symlink_to(home / "scratch/of a job")
-    return {}
 
 
-def full(home: Path, mount: Mount) -> dict[str, str]:
+def full(home: Path, mount: Mount) -> None:
     """Fill a small file system with a cache."""
     mount("-t", "tmpfs", "-o", "size=3m", "none", on=home / ".cache/pocl")
     subprocess.run(POCL, env=_variables(home), check=True)
@@ -120,17 +114,14 @@ def full(home: Path, mount: Mount) -> dict[str, str]:
             except OSError:
                 break
     os.utime(program.parent / "build.log", (1, 1))
-    return {}
 
 
-def writable(home: Path, _mount: Mount) -> dict[str, str]:
+def writable(home: Path, _mount: Mount) -> None:
     _made(_kcache(home)).chmod(0o777)
-    return {}
 
 
-def anothers(home: Path, _mount: Mount) -> dict[str, str]:
+def anothers(home: Path, _mount: Mount) -> None:
     os.chown(_made(_kcache(home)).parent, 54321, -1)
-    return {}
 
 
 def off(_home: Path, _mount: Mount) -> dict[str, str]:
@@ -150,39 +141,31 @@ def ranks(home: Path, _mount: Mount) -> dict[str, str]:
     return {"SLURM_NTASKS": "8", "SLURM_PROCID": "3"}
 
 
-def leaked(home: Path, _mount: Mount) -> dict[str, str]:
-    file = _made(_kcache(home)) / "tempfile_aB3dE6.cl"
-    file.write_text("kernel")
-    file.chmod(0o600)
-    os.utime(file, (1, 1))
-    return {}
+def leaked(home: Path, _mount: Mount) -> None:
+    os.utime(leak(home, b"kernel"), (1, 1))
 
 
-def unreadable(home: Path, _mount: Mount) -> dict[str, str]:
+def unreadable(home: Path, _mount: Mount) -> None:
     subprocess.run(POCL, env=_variables(home), check=True)
     for folder in _kcache(home).glob("??"):
         folder.chmod(0)
-    return {}
 
 
-def cut(home: Path, _mount: Mount) -> dict[str, str]:
+def cut(home: Path, _mount: Mount) -> None:
     subprocess.run(POCL, env=_variables(home), check=True)
     (code,) = _kcache(home).glob("??/*/*/*/*.so")
     os.truncate(code, 1000)
-    return {}
 
 
-def renamed(home: Path, _mount: Mount) -> dict[str, str]:
+def renamed(home: Path, _mount: Mount) -> None:
     subprocess.run(POCL, env=_variables(home), check=True)
     (code,) = _kcache(home).rglob("double_it.so")
     code.rename(code.with_name("another.so"))
     code.parents[1].rename(code.parents[2] / "another")
-    return {}
 
 
-def cut_dictionary(home: Path, _mount: Mount) -> dict[str, str]:
+def cut_dictionary(home: Path, _mount: Mount) -> None:
     _dictionary(home).write_bytes(b"SQLite format 3\0" + bytes(4096))
-    return {}
 
 
 def lock(home: Path, _mount: Mount) -> dict[str, str]:
@@ -190,11 +173,10 @@ def lock(home: Path, _mount: Mount) -> dict[str, str]:
     return {"OCL_ICD_VENDORS": register_driver(home, "libamdocl64.so")}
 
 
-def no_file(home: Path, _mount: Mount) -> dict[str, str]:
+def no_file(home: Path, _mount: Mount) -> None:
     path = _dictionary(home)
     path.unlink()
     path.mkdir()
-    return {}
 
 
 def tuning(home: Path, _mount: Mount) -> dict[str, str]:
@@ -207,14 +189,12 @@ def quoted(home: Path, _mount: Mount) -> dict[str, str]:
     return {"MIOPEN_USER_DB_PATH": "."}
 
 
-def newline(home: Path, _mount: Mount) -> dict[str, str]:
+def newline(home: Path, _mount: Mount) -> None:
     (_made(home / ".config/miopen") / FIND).write_text("k=S:1,0,A")
-    return {}
 
 
-def columns(home: Path, _mount: Mount) -> dict[str, str]:
+def columns(home: Path, _mount: Mount) -> None:
     sql(_made(home / ".cache/miopen/3.3.0") / "gfx90a6e.ukdb", "CREATE TABLE kern_db(a, b)")
-    return {}
 
 
 WORLDS = (
@@ -273,7 +253,7 @@ def test_a_fix_mends_what_the_library_shows(
 ) -> None:
     # Below pytest's own folder, which nobody else can enter, nobody else can write.
     home = _made(open_folder / "home")
-    variables = {**_variables(home), **world.make(home, mount)}
+    variables = {**_variables(home), **(world.make(home, mount) or {})}
 
     def run(script: str) -> subprocess.CompletedProcess[str]:
         command = (*held_to_modes, "sh", "-c", script)

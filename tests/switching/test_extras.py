@@ -4,13 +4,11 @@ import errno
 import os
 import shutil
 import subprocess
-import sys
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from homes import CACHECTL, Home
+from homes import CACHECTL, SAYS_SEVEN, Home
 from support.layers import fill_up
 from support.miopen_kernels import add_kernels
 from tiers import NOBODY, as_root, thorough
@@ -18,7 +16,6 @@ from tiers import NOBODY, as_root, thorough
 from cachectl.layers.base.errors import CachectlError
 from cachectl.switching import child
 
-SAYS_SEVEN = (sys.executable, "-c", "print('RAN'); raise SystemExit(7)")
 ANOTHER = "TMPDIR=/var/tmp cachectl"
 
 
@@ -45,19 +42,24 @@ def without_temporaries(home: Home) -> Home:
     return type(home)(home.path, {**home.variables, "TMPDIR": str(deep)})
 
 
-@pytest.mark.parametrize("line", ["run --store store --trust", *thorough("run --store store --trust --isolated=root")])
-def test_a_command_runs_without_what_needs_a_temporary_folder(without_temporaries: Home, line: str) -> None:
-    done = without_temporaries.cachectl(line, "--", *SAYS_SEVEN, check=False)
-    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (7, "RAN\n", 1)
-    assert done.stderr.startswith("cachectl: nothing is pulled or pushed, and there is no verdict: ")
-    assert ANOTHER in done.stderr
+#: What runs without a temporary folder, and what is not started; with the status, and words that are said.
+WITHOUT_TEMPORARIES = [
+    ("run --store store --trust", 7, "cachectl: nothing is pulled or pushed, and there is no verdict: "),
+    ("run --isolated", 1, os.strerror(errno.ENAMETOOLONG)),
+    *thorough(
+        ("run --store store --trust --isolated=root", 7, "cachectl: nothing is pulled or pushed, and there is no ver"),
+        *((line, 1, os.strerror(errno.ENAMETOOLONG)) for line in ("run --no-cache", "bench")),
+    ),
+]
 
 
-@pytest.mark.parametrize("line", ["run --isolated", *thorough("run --no-cache", "bench")])
-def test_a_command_is_not_started_without_the_folder_that_was_asked_for(without_temporaries: Home, line: str) -> None:
+@pytest.mark.parametrize(("line", "status", "words"), WITHOUT_TEMPORARIES)
+def test_a_command_runs_without_a_temporary_folder_unless_that_was_asked_for(
+    without_temporaries: Home, line: str, status: int, words: str
+) -> None:
     done = without_temporaries.cachectl(line, "--", *SAYS_SEVEN, check=False)
-    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
-    assert os.strerror(errno.ENAMETOOLONG) in done.stderr
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (status, "RAN\n" if status == 7 else "", 1)
+    assert words in done.stderr
     assert ANOTHER in done.stderr
 
 
@@ -137,33 +139,25 @@ def test_an_extra_that_fails_is_one_line_and_a_fault_of_ours_says_so(error: Base
     assert ("/full: no room" in line) == isinstance(error, OSError)
 
 
-@pytest.fixture
-def entered() -> Iterator[Path]:
-    """Yield a folder that other users can enter, which those of pytest are not."""
-    with tempfile.TemporaryDirectory() as folder:
-        Path(folder).chmod(0o755)
-        yield Path(folder)
-
-
 @as_root
-def test_a_base_or_root_that_another_user_can_write_is_said(home: Home, entered: Path) -> None:
-    base, open_folder = entered / "base", entered / "open"
-    for folder in (base, open_folder):
+def test_a_base_or_root_that_another_user_can_write_is_said(home: Home, open_folder: Path) -> None:
+    base, writable = open_folder / "base", open_folder / "writable"
+    for folder in (base, writable):
         folder.mkdir()
     os.chown(base, NOBODY, NOBODY)
-    open_folder.chmod(0o777)
+    writable.chmod(0o777)
     for line, what in (
         (f"run --base {base}", f"--base {base}: another user can write to it ({base} belongs to nobody)"),
         (f"run --isolated={base}", f"--isolated {base}: another user can write to it ({base} belongs to nobody)"),
-        (f"run --isolated={open_folder}/root", f"(other users can write to {open_folder})"),
+        (f"run --isolated={writable}/root", f"(other users can write to {writable})"),
     ):
         done = home.cachectl(line, "--", "echo", "RAN")
         assert done.stdout == "RAN\n"
         (said,) = [one for one in done.stderr.splitlines() if "another user can write to it" in one]
         assert what in said
     # In a sticky folder nobody else can replace it.
-    open_folder.chmod(0o1777)
-    for root in (open_folder / "root", entered / "own"):
+    writable.chmod(0o1777)
+    for root in (writable / "root", open_folder / "own"):
         assert not home.cachectl(f"run --isolated={root} -- true").stderr
 
 

@@ -1,18 +1,16 @@
 """Layers of other people that cannot be switched off or moved, or that fail: left out, said, and fatal to nothing."""
 
 import sys
-from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
-from homes import Home, beside
+from homes import PYTEST, SAYS_SEVEN, Home, beside
 from tiers import every_tier, real, thorough, thorough_only
 
 LIMITED = Path(__file__).parents[1] / "plugin/limited"
 #: Those that can be neither switched off nor moved.
 STAYING = ["ending", "failing", "placeless", "readonly"]
 ALL = sorted([*STAYING, "switchless"])
-SAYS_SEVEN = (sys.executable, "-c", "print('RAN'); raise SystemExit(7)")
 
 
 @pytest.fixture
@@ -109,10 +107,7 @@ def test_a_session_of_pytest_runs_without_them(limited: Home) -> None:
         "def test_isolated(isolated_caches): pass\n"
     )
     (limited.path / "pytest.ini").write_text("[pytest]\n")
-    installed = any(point.value == "cachectl.pytest_plugin" for point in entry_points(group="pytest11"))
-    plugin = () if installed else ("-p", "cachectl.pytest_plugin")
-    command = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *plugin, "test_it.py")
-    done = limited.run(*command, check=False)
+    done = limited.run(*PYTEST, "-q", "test_it.py", check=False)
     assert "2 passed" in done.stdout, done.stdout + done.stderr
 
 
