@@ -6,7 +6,7 @@ import difflib
 import hashlib
 import os
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
@@ -101,7 +101,7 @@ def digest(data: bytes) -> str:
 
 
 def nearest(
-    builds: Sequence[ledger.Build], earlier: Sequence[ledger.Build]
+    builds: Iterable[ledger.Build], earlier: Sequence[ledger.Build]
 ) -> tuple[ledger.Build | None, ledger.Build | None]:
     """Return the build of a run, and the one of the last runs, that differ in least, among those that are new."""
     new = [build for build in builds if build not in earlier] or builds
@@ -185,7 +185,7 @@ def renamed(now: str, before: str) -> tuple[str, str] | None:
     return changed[0] if changed and not words & called and not any(map(_TYPE.fullmatch, words)) else None
 
 
-def diff(kernel: str, builds: Sequence[ledger.Build], earlier: Sequence[ledger.Build]) -> str | None:
+def diff(kernel: str, builds: Iterable[ledger.Build], earlier: Sequence[ledger.Build]) -> str | None:
     """Return how the source of a kernel differs from the nearest earlier one, as a unified diff, if both are known."""
     now, before = nearest(builds, earlier)
     here, there = (None if one is None else one.text for one in (now, before))

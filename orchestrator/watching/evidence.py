@@ -97,9 +97,9 @@ class Evidence:
         self.layer = layer
         self._off = off
         self.part = layer.about.lookups or Lookups()
-        files = {*self.part.watchers.values(), *self.part.listeners.values()}
-        #: The files that are loaded into programs, with their content.
-        self.watchers = {file: file.read_bytes() for file in files}
+        # Without a file that is loaded into programs, only this layer is not traced.
+        for file in (*self.part.watchers.values(), *self.part.listeners.values()):
+            file.stat()
         self._views: dict[int, Layer] = {}
         self.views: tuple[Layer, ...] = (layer,)
         self.used: list[EntryTrace] | None = None

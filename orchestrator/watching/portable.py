@@ -32,10 +32,9 @@ def building(stack: LayerSet, notice: Callable[[str], None], *, portable: bool =
     with ExitStack() as block:
 
         def prepare() -> LayerSet:
-            here, file = stack.environment, Path(portable_builds.__file__)
+            here, part = stack.environment, Lookups(watchers={"pyopencl": Path(portable_builds.__file__)})
             folder = block.enter_context(child.isolated_root(here, notice=notice))
-            parts, texts = {"portable": Lookups(watchers={"pyopencl": file})}, {file: file.read_bytes()}
-            _, variables = make_observer(folder, here, parts, (), texts, kind="portable")
+            _, variables = make_observer(folder, here, {"portable": part}, (), kind="portable")
             return type(stack)(here.with_variables(variables))
 
         # An extra: the command runs in any case.

@@ -32,8 +32,6 @@ from cachectl.watching.reasons import Reasons, keys_of
 _SLOW = 0.1
 #: Seconds that are not worth a word.
 _NOTHING = 0.01
-#: Runs with different keys after which a kernel is said to change every run.
-_ALWAYS = 3
 #: Entries of a cache that is verified after a command has failed.
 _MOST_VERIFIED = 2000
 #: Seconds by which the time of a file may be off that of the launch that made it.
@@ -59,7 +57,7 @@ class Judge:
         self._layers = layers
         self._trace = trace
         self._states = {use.layer: use for use in trace.layers if use.state in ("disabled", "closed")}
-        self.kernels, self._lost = read_kernels(layers, trace, events)
+        self.kernels = read_kernels(layers, trace, events)
         self._reasons = Reasons(layers, self._states, book)
         self._known = {} if book is None else book.kernels
         self.late = {name: late for name, layer in layers.items() if (late := tuple(self._launched(layer)))}
@@ -87,15 +85,12 @@ class Judge:
         missed = []
         for kernel, this_run in self.kernels.items():
             if this_run.misses:
-                last_run = self._known.get(kernel)
-                diff = (
-                    differences.diff(kernel, this_run.builds, last_run.builds)
-                    if explain and last_run is not None
-                    else None
-                )
+                earlier = self._known.get(kernel, ledger.Known(0.0)).builds
+                diff = differences.diff(kernel, this_run.builds, earlier) if explain else None
                 because = "; ".join(self._reasons.of(kernel, this_run))
-                missed.append(timeline.MissedKernel(kernel, this_run.lost, this_run.misses, because, diff))
-        return tuple(sorted(missed, key=lambda one: -one.seconds))
+                seconds = sum(timeline.covered_by_thread(this_run.work))
+                missed.append(timeline.MissedKernel(kernel, seconds, tuple(this_run.misses), because, diff))
+        return tuple(sorted(missed, key=lambda kernel: -kernel.seconds))
 
     def verdict(self, missed: Sequence[timeline.MissedKernel]) -> str:
         """Return what the run lost, and why, in a sentence or two."""
@@ -162,7 +157,8 @@ class Judge:
                 f"{count} missed in {names}; which kernels missed, and how long each took, is unknown{self._at_once()}."
             )
         if missed:
-            seconds = max(summary.missed, self._lost)
+            work = (stretch for this_run in self.kernels.values() for stretch in this_run.work)
+            seconds = max([summary.missed, *timeline.covered_by_thread(work)])
             slow = "Slow" if seconds >= _SLOW * trace.wall_seconds else "Nearly warm"
             at_least = "at least " if summary.at_least or trace.unwatched else ""
             lost = f"{at_least}{seconds:.2f} of {trace.wall_seconds:.2f} s"
@@ -345,7 +341,7 @@ class Judge:
         """Add the run to a ledger."""
         trace = self._trace
         storing = {use.layer for use in trace.layers if use.stores != 0} - self._states.keys()
-        saved = book.saved_by({kernel: set(this_run.hits) for kernel, this_run in self.kernels.items()})
+        saved = book.saved_by({kernel: this_run.hits for kernel, this_run in self.kernels.items()})
         for kernel, this_run in self.kernels.items():
             # A salted build, of a block of disabled(), has an option that no other has.
             if not kernel or any(SALT.upper() in build.options for build in this_run.builds):
