@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import cached_property
+from functools import cache, cached_property
 from typing import NamedTuple
 
 from cachectl.layers.base.environment import Environment
@@ -31,6 +31,7 @@ from cachectl.watching.program_events import (
     CacheStore,
     DriverMessages,
     Event,
+    FailedLookup,
     Misfit,
     ProcessStart,
     of_kind,
@@ -240,13 +241,9 @@ class Evidence:
         if unfit := sorted(wrong.keys() & set(part.modules)):
             return LayerTrace(name, why=wrong[unfit[0]])
         if part.modules and of_kind(self._events, ProcessStart):
-            own = [
-                event
-                for event in self._events
-                if isinstance(event, CacheLookup | CacheStore) and part.owns(event.layer, event.dictionary, name)
-            ]
-            outcomes = Counter(lookup.outcome for lookup in of_kind(own, CacheLookup))
-            sizes = [store.bytes for store in of_kind(own, CacheStore)]
+            lookups, stores = of_kind(self._events, CacheLookup), of_kind(self._events, CacheStore)
+            outcomes = Counter(lookup.outcome for lookup in lookups if lookup.layer == name)
+            sizes = [store.bytes for store in stores if store.layer == name]
             total = None if None in sizes else sum(filter(None, sizes))
             reason = f"{part.by} in each Python of the run that could be watched"
             return LayerTrace(name, outcomes["hit"], outcomes["miss"], len(sizes), total, EXACT, reason)
@@ -359,9 +356,19 @@ def misfits(events: Iterable[Event]) -> dict[str, str]:
     }
 
 
-def layer_of(layer: str, dictionary: str, lookups: Mapping[str, Lookups]) -> str:
-    """Return the name of the layer that a lookup or store belongs to, by the layer and dictionary that were noted."""
-    return next((name for name, part in lookups.items() if part.owns(layer, dictionary, name)), layer)
+def find_owners(events: Iterable[Event], parts: Mapping[str, Lookups]) -> list[Event]:
+    """Return events in which each lookup and store names the layer that it belongs to, by the dictionary too."""
+
+    @cache
+    def owner_of(layer: str, dictionary: str) -> str:
+        return next((name for name, part in parts.items() if part.owns(layer, dictionary, name)), layer)
+
+    return [
+        event._replace(layer=owner_of(event.layer, event.dictionary))
+        if isinstance(event, CacheLookup | CacheStore | FailedLookup)
+        else event
+        for event in events
+    ]
 
 
 # ---------------------------------------------------------------------- builds by drivers that say nothing

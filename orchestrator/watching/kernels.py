@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import product
 
-from cachectl.layers.core.parts import Lookups
 from cachectl.layers.disk import distributions
 from cachectl.watching import differences, evidence, ledger, timeline
 from cachectl.watching.program_events import (
@@ -76,9 +75,9 @@ def read_kernels(
     layers: Mapping[str, evidence.Evidence], trace: timeline.Trace, events: Sequence[Event]
 ) -> dict[str, KernelRun]:
     """Return what is known of each kernel of a run. Lookups that name no kernel have the name ""."""
-    lookups = {name: layer.part for name, layer in layers.items()}
+    parts = [layer.part for layer in layers.values()]
     started = {process.pid: process for process in of_kind(events, ProcessStart)}
-    kernels = _read_events(events, started, lookups)
+    kernels = _read_events(events, started, {name for part in parts for name in part.variables})
     noted = [*kernels]
     for span in trace.spans:
         if span.outcome == "hit" and span.kernel and span.layer:
@@ -90,7 +89,7 @@ def read_kernels(
     for entry, kernel in product(trace.entries, noted):
         if {*kernel.split()} & {*(entry.kernels or ())}:
             _add_entry(kernel, kernels[kernel], entry, trace)
-    names = sorted({distributions.normal(name) for part in lookups.values() for name in part.packages})
+    names = sorted({distributions.normal(name) for part in parts for name in part.packages})
     versions_in = cache(distributions.versions_in)
     for run in kernels.values():
         run.process = next((thread[0] for thread, _, _ in run.work), run.process)
@@ -101,12 +100,11 @@ def read_kernels(
 
 
 def _read_events(
-    events: Sequence[Event], started: Mapping[int, ProcessStart], lookups: Mapping[str, Lookups]
+    events: Sequence[Event], started: Mapping[int, ProcessStart], variables: Collection[str]
 ) -> defaultdict[str, KernelRun]:
-    """Return what the events of programs say of each kernel."""
+    """Return what the events of programs say of each kernel; ``variables`` are those that are part of keys."""
     kernels: defaultdict[str, KernelRun] = defaultdict(KernelRun)
     texts = {source.source: source.text for source in of_kind(events, SourceText)}
-    variables = {name for part in lookups.values() for name in part.variables}
     # What a process has made of its variables, and what its driver has stored since its last build.
     states: dict[int, ProcessState] = {}
     stored: dict[int, tuple[str, ...]] = {}
@@ -119,7 +117,7 @@ def _read_events(
             run, layer = kernels[" ".join(event.kernels)], None
             run.process = run.process or event.pid
             if isinstance(event, CacheLookup) and event.outcome == "miss":
-                layer = evidence.layer_of(event.layer, event.dictionary, lookups)
+                layer = event.layer
                 if event.collision:
                     run.collided.add(layer)
             if not isinstance(event, BuildEnd):

@@ -78,7 +78,7 @@ def remember(environment: Environment) -> list[str]:
     events, _ = read_events(Path(folder))
     builds = of_kind(events, PortableBuild)
     kept = {name: build.kept for build in builds if build.kept for name in build.kernels or ["a program"]}
-    took = ((build.at, (build.when.end - build.when.start) / 1e9) for build in builds if not build.kept)
+    took = ((build.at, build.when.seconds) for build in builds if not build.kept)
     # A ledger with a negative time would be damaged.
     spans = {(max(0.0, at - seconds), at) for at, seconds in took}
 

@@ -40,6 +40,11 @@ class Interval(NamedTuple):
     end: int
     thread: int
 
+    @property
+    def seconds(self) -> float:
+        """Return how long it took."""
+        return (self.end - self.start) / 1e9
+
 
 class ProcessStart(NamedTuple):
     """A process was watched from here on; one that was ``forked`` from a watched one executed no program itself."""
@@ -165,12 +170,7 @@ class BuildEnd(NamedTuple):
     @property
     def began(self) -> float:
         """Return when it began, in epoch seconds."""
-        return self.at - self.seconds
-
-    @property
-    def seconds(self) -> float:
-        """Return how long it took."""
-        return (self.when.end - self.when.start) / 1e9
+        return self.at - self.when.seconds
 
     @property
     def was_compiled(self) -> bool | None:

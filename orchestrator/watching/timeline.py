@@ -32,7 +32,6 @@ from cachectl.watching.program_events import (
     CacheUse,
     DriverMessages,
     Event,
-    Interval,
     ProcessStart,
     StageSpan,
     of_kind,
@@ -194,8 +193,7 @@ def read_spans(
 ) -> list[Span]:
     """Return the spans of a run from the events of its processes, each process's in their order.
 
-    ``began`` is when it did, by :func:`clocks`. ``lookups`` of layers know which events are theirs, and what drivers
-    have stored.
+    ``began`` is when it did, by :func:`clocks`. ``lookups`` of layers know what drivers have stored.
     """
     monotonic = began[0]
     latest = monotonic + (wall + _SLACK) * 1e9
@@ -213,36 +211,27 @@ def read_spans(
         # A program can write any event, and other machines have other clocks.
         if not monotonic <= event.when.start <= event.when.end <= latest:
             continue
-        span = _span(event, monotonic)
+        times = (event.when.start - monotonic) / 1e9, event.when.seconds
+        span = Span(event.pid, event.when.thread, "", "", *times, kernel=" ".join(event.kernels) or None)
         match event:
             case StageSpan() if event.stage in STAGES:
+                span = span._replace(stage=event.stage, name=event.name)
                 spans += [span, *(_compiled_in(span, later) if event.stage == "launch" else ())]
             case BuildEnd():
-                spans.append(
-                    span._replace(name=event.inputs.kind or "build", layer=event.layer, outcome=event.binary or None)
-                )
+                name, outcome = event.inputs.kind or "build", event.binary or None
+                spans.append(span._replace(stage="build", name=name, layer=event.layer, outcome=outcome))
                 part = lookups.get(event.driver, Lookups())
-                spans += _driver_spans(event, part, stored if event.compiled else (), began, later)
+                paths = stored if event.compiled and not event.failed else ()
+                compilations = [(part.weigh(path), *times) for path in paths for times in part.compilations(path)]
+                spans += _driver_spans(event, span, compilations, began, later)
                 stored = ()
             case CacheLookup() | CacheStore():
-                layer = evidence.layer_of(event.layer, event.dictionary, lookups)
-                spans.append(span._replace(name=event.dictionary or event.key or event.layer, layer=layer))
+                span = span._replace(name=event.dictionary or event.key or event.layer, layer=event.layer)
+                if isinstance(event, CacheStore):
+                    spans.append(span._replace(stage="store", outcome="store", bytes=event.bytes))
+                else:
+                    spans.append(span._replace(stage="lookup", outcome=event.outcome))
     return sorted(spans, key=lambda span: (span.start, -span.seconds))
-
-
-def _span(event: CacheUse | StageSpan, began: int) -> Span:
-    """Return when an event was, and what its kind says; a stage has a name of its own."""
-    stage, name, outcome, size = "build", "", None, None
-    match event:
-        case StageSpan():
-            stage, name = event.stage, event.name
-        case CacheLookup():
-            stage, outcome = "lookup", event.outcome
-        case CacheStore():
-            stage, outcome, size = "store", "store", event.bytes
-    times = (event.when.start - began) / 1e9, (event.when.end - event.when.start) / 1e9
-    kernel = " ".join(event.kernels) or None
-    return Span(event.pid, event.when.thread, stage, name, *times, kernel=kernel, outcome=outcome, bytes=size)
 
 
 def _compiled_in(launch: Span, later: Mapping[tuple[int, str], list[Span]]) -> Iterator[Span]:
@@ -259,34 +248,34 @@ def _compiled_in(launch: Span, later: Mapping[tuple[int, str], list[Span]]) -> I
 
 def _driver_spans(
     build: BuildEnd,
-    part: Lookups,
-    stored: Sequence[str],
+    span: Span,
+    compilations: Iterable[tuple[int | None, str | None, float | None, float]],
     began: tuple[int, int],
     later: dict[tuple[int, str], list[Span]],
 ) -> Iterator[Span]:
     """Yield the spans of the driver in a build: one that missed looks up, compiles, and loads; one that failed, none.
 
-    A failure is neither a hit nor a miss, so its time stays that of the build.
+    A failure is neither a hit nor a miss, so its time stays that of the build. ``compilations`` begin with the bytes of
+    what was stored.
     """
     if build.failed:
         return
     compiled = build.was_compiled
-    times = [(path, *compilation) for path in stored for compilation in part.compilations(path)]
     outcome = None if compiled is None else "miss" if compiled else "hit"
+    span = span._replace(stage="compile", layer=build.driver or None, outcome=outcome)
     for begin, until in build.compiles:
-        span = _span(build._replace(when=Interval(begin, until, build.when.thread)), began[0])
-        span = span._replace(stage="compile", name=DRIVER, layer=build.driver or None, outcome=outcome)
+        driver = span._replace(name=DRIVER, start=(begin - began[0]) / 1e9, seconds=(until - begin) / 1e9)
         inside = []
-        for path, kernel, begun, ended in times:
+        for size, kernel, begun, ended in compilations:
             end = ended - began[1] / 1e9
             start = end if begun is None else begun - began[1] / 1e9
             compiler = span._replace(name="compiler", start=start, seconds=end - start)
             if begun is None:
                 later.setdefault((span.process, kernel or ""), []).append(compiler._replace(kernel=kernel))
-            elif span.start <= start < end <= span.end:
-                inside.append(compiler._replace(bytes=part.weigh(path)))
+            elif driver.start <= start < end <= driver.end:
+                inside.append(compiler._replace(bytes=size))
         is_known = compiled is False or bool(inside)
-        yield span._replace(stage="lookup") if is_known else span
+        yield driver._replace(stage="lookup") if is_known else driver
         yield from inside
 
 

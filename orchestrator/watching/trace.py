@@ -135,6 +135,7 @@ class Recorder:
         self.stop()
         unwatched = self._processes.unwatched()
         noted, unread = program_events.read_events(self._notes)
+        noted = evidence.find_owners(noted, self._parts)
         self._look_at_files(noted)
         used = tuple(entry for layer in self._layers.values() for entry in layer.used or ())
         events = evidence.complete_builds(noted, used)
@@ -273,7 +274,7 @@ def _kernel(build: BuildEnd) -> timeline.KernelTrace:
     served_by = None
     if build.was_compiled is False and not build.failed:
         served_by = build.layer if build.binary == "hit" else build.driver or None
-    return timeline.KernelTrace(build.kernels, served_by, build.was_compiled, build.seconds)
+    return timeline.KernelTrace(build.kernels, served_by, build.was_compiled, build.when.seconds)
 
 
 #: A second block would watch and count the replacements of the first.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
@@ -64,10 +64,11 @@ class Judge:
         started = (process for process in of_kind(events, ProcessStart) if not process.forked)
         programs = {process.pid: " ".join(process.program) for process in started}
         ended = {process.pid for process in of_kind(events, ProcessEnd)} | {os.getpid()}
-        # Builds that had begun in each process, and have not ended.
         builds = of_kind(events, BuildEnd)
-        open_builds = Counter(build.pid for build in of_kind(events, BuildStart))
-        open_builds -= Counter(build.pid for build in builds)
+        # Builds that had begun in each process, and have not ended.
+        open_builds = Counter(build.pid for build in of_kind(events, BuildStart)) - Counter(
+            build.pid for build in builds
+        )
         #: The programs that were killed in a build, or have left without Python's last steps, as a pool's workers do.
         self._cut = [
             program
@@ -114,12 +115,10 @@ class Judge:
         if status:
             yield f"The command ended with status {status}."
         for lookup in self._raised[:1]:
-            lookups = {name: layer.part for name, layer in self._layers.items()}
-            owner = evidence.layer_of(lookup.layer, lookup.dictionary, lookups)
-            purge = f"cachectl purge --key {shlex.quote(f'{lookup.file}/{lookup.key}')} {owner}"
+            purge = f"cachectl purge --key {shlex.quote(f'{lookup.file}/{lookup.key}')} {lookup.layer}"
             yield f"A lookup in {lookup.dictionary} raised {lookup.error}; {purge} removes the row."
         if self._failed:
-            seconds = sum(build.seconds for build in self._failed)
+            seconds = sum(build.when.seconds for build in self._failed)
             took = f", which took {seconds:.2f} s" if seconds >= _NOTHING else ""
             yield f"{plural(len(self._failed), 'build')} failed{took}."
         if self._is_killed_in_build:
@@ -168,16 +167,16 @@ class Judge:
             return f"{uncached}."
         if not looked:
             return f"Not warm: {self._stored()}." if self._stored() else ""
-        if self.is_warm:
-            return f"Warm: every lookup hit ({looked:,})."
         return self._hits(looked)
 
     def _hits(self, looked: int) -> str:
-        """Say that every lookup that was seen hit, and why that is not warm."""
+        """Say that every lookup that was seen hit, and if that is not warm, why."""
+        if self.is_warm:
+            return f"Warm: every lookup hit ({looked:,})."
         if any(map(self._cost, self._states)):
             return f"Every other lookup hit ({looked:,})."
-        prefix = "Not warm: " if self.is_warm is False else "Unknown: "
-        return f"{'' if self._trace.exit_status else prefix}{self._seen_only(looked)}."
+        judged = "Every" if self._trace.exit_status else f"{'Unknown' if self.is_warm is None else 'Not warm'}: every"
+        return f"{'; '.join([f'{judged} observed lookup hit ({looked:,})', *self._unseen()])}."
 
     def _at_once(self) -> str:
         """Say how many threads built at once, if several did."""
@@ -221,8 +220,11 @@ class Judge:
         return unseen
 
     def _nothing_asked(self) -> str:
-        failing = (name for name in self._states if self._trace.exit_status and self._fails_when_closed(name))
-        return f"No cache was used: {next(map(self._reasons.said_of, failing), 'no lookup was seen')}."
+        for name in self._states if self._trace.exit_status else ():
+            hazard = self._layers[name].layer.about.uses.get(place.Use.WRITE)
+            if self._states[name].state == "closed" and hazard is not None and hazard.severity is FAILS:
+                return f"No cache was used: {self._reasons.said_of(name)}."
+        return "No cache was used: no lookup was seen."
 
     @cached_property
     def is_warm(self) -> bool | None:
@@ -233,15 +235,11 @@ class Judge:
             return False
         if any(use.misses or use.stores for use in uses) or self._uncached() or self._failed or self._unseen_stores():
             return False
-        if summary is None or summary.at_least or trace.exit_status or not uses:
-            return None
-        if trace.unwatched or self._raised or self._cut:
-            return None
-        return None if any(use.hits is None or use.misses is None for use in uses) else True
+        is_unknown = summary is None or trace.exit_status or not uses or self._raised or self._unseen()
+        return None if is_unknown else True
 
-    def _seen_only(self, looked: int) -> str:
-        """Say that every lookup that was seen hit, and what was not seen."""
-        sentences = f"{'E' if self._trace.exit_status else 'e'}very observed lookup hit ({looked:,})"
+    def _unseen(self) -> list[str]:
+        """Return why there may have been misses that were not seen."""
         reasons = [f"{program['command']} could not be watched" for program in self._trace.unwatched]
         reasons += [f"{program} did not exit normally" for program in self._cut]
         if self._trace.summary is not None and self._trace.summary.at_least:
@@ -249,8 +247,7 @@ class Judge:
         reasons += [self._stored()] if self._stored() else []
         unknown = [use.layer for use in self._trace.layers if use.was_used and None in (use.hits, use.misses)]
         shared = ", which another program used meanwhile" * any(self._layers[name].is_shared for name in unknown)
-        reasons += [f"misses in {', '.join(unknown)}{shared} cannot be counted"] if unknown and not reasons else []
-        return f"{sentences}; {'; '.join(reasons)}" if reasons else sentences
+        return reasons or ([f"misses in {', '.join(unknown)}{shared} cannot be counted"] if unknown else [])
 
     def _uncached(self) -> str:
         """Return what was compiled at a launch, or the work that a hit would save, for which no cache was asked."""
@@ -262,26 +259,24 @@ class Judge:
         is_said = any("compile" in self._layers[name].part.saves for name in self._states)
         # By a driver without a cache that is known, of which PyOpenCL's own cache was not asked either.
         unknown = [] if is_said else [build for build in self._builds if not build.driver and not build.binary]
-        times = {"compile": sum(end - start for build in unknown for start, end in build.compiles) / 1e9}
-        idle = [
-            layer.part.saves
+        compiling = sum(end - start for build in unknown for start, end in build.compiles) / 1e9
+        times = defaultdict(float, compile=compiling)
+        idle = {
+            stage
             for name, layer in self._layers.items()
             if name not in used and (not layer.part.platforms or self._platforms & {*layer.part.platforms})
-        ]
-        for span, seconds in timeline.own_times(self._trace.spans):
+            for stage in layer.part.saves
+        }
+        for span, took in timeline.own_times(self._trace.spans):
             if span.stage == "compile" and span.layer is None and span.name != timeline.DRIVER:
                 # As by loopy's target for C, which asks no cache.
-                times["compile"] += seconds
-            elif span.stage != "compile" and any(span.stage in saves for saves in idle):
-                times[span.stage] = times.get(span.stage, 0.0) + seconds
+                times["compile"] += took
+            elif span.stage != "compile" and span.stage in idle:
+                times[span.stage] += took
         long = {stage: f"{seconds:.2f} s" for stage, seconds in times.items() if seconds >= _NOTHING}
         if [*long] == ["compile"]:
-            elsewhere = self._elsewhere()
-            return (
-                f"{elsewhere}: {long['compile']} of compile"
-                if elsewhere
-                else f"Compiled without a cache: {long['compile']}"
-            )
+            seconds, elsewhere = long["compile"], self._elsewhere()
+            return f"{elsewhere}: {seconds} of compile" if elsewhere else f"Compiled without a cache: {seconds}"
         missing_cache = ", ".join(f"{seconds} of {stage}" for stage, seconds in long.items())
         return f"No cache was used for {missing_cache}" if long else ""
 
@@ -318,24 +313,19 @@ class Judge:
         more = f" and {len(late) - _FEW} more" * (len(late) > _FEW)
         return f"Compiled at launch, for a new work-group size: {', '.join(late[:_FEW])}{more}" if late else ""
 
-    def _fails_when_closed(self, name: str) -> bool:
-        hazard = self._layers[name].layer.about.uses.get(place.Use.WRITE)
-        return self._states[name].state == "closed" and hazard is not None and hazard.severity is FAILS
-
     def _cost(self, name: str) -> str:
         """Say what a layer that is off or closed cost: failed builds, or the seconds in the stages that it saves."""
+        part, times = self._layers[name].part, defaultdict[str, float](float)
         failed = sum(build.driver in ("", name) for build in self._failed)
-        if failed and self._states[name].state == "closed" and "compile" in self._layers[name].part.saves:
+        if failed and self._states[name].state == "closed" and "compile" in part.saves:
             return f"{plural(failed, 'build')} failed"
-        times: dict[str, float] = {}
-        part = self._layers[name].part
         if part.platforms and self._platforms.isdisjoint(part.platforms):
             return ""
         for span, seconds in timeline.own_times(self._trace.spans):
             if span.stage in part.saves and span.layer in (None, name) and span.outcome != "hit":
-                times[span.stage] = times.get(span.stage, 0.0) + seconds
-        seconds = sum(times.values())
-        return f"{seconds:.2f} s of {', '.join(times)}" if seconds >= _NOTHING else ""
+                times[span.stage] += seconds
+        total = sum(times.values())
+        return f"{total:.2f} s of {', '.join(times)}" if total >= _NOTHING else ""
 
     def remember(self, book: ledger.Ledger) -> None:
         """Add the run to a ledger."""
