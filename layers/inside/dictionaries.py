@@ -83,7 +83,6 @@ def _changes(call: Invocation) -> int | tuple[int, ...]:
 
 
 def _newest(call: Invocation) -> int:
-    """Return the bytes of the value that a dictionary stored last."""
     dictionary = call.arguments[0]
     if not hasattr(dictionary, "conn"):
         return sum(item.stat().st_size for item in os.scandir(_folder(call)))

@@ -102,7 +102,7 @@ def digest(data: bytes) -> str:
 
 def nearest(
     builds: Iterable[ledger.Build], earlier: Sequence[ledger.Build]
-) -> tuple[ledger.Build | None, ledger.Build | None]:
+) -> tuple[ledger.Build, ledger.Build] | None:
     """Return the build of a run, and the one of the last runs, that differ in least, among those that are new."""
     new = [build for build in builds if build not in earlier] or builds
 
@@ -111,7 +111,7 @@ def nearest(
 
     # Of those that differ alike the newest.
     pairs = [(now, before) for now in new for before in reversed(earlier)]
-    return min(pairs, key=distance, default=(None, None))
+    return min(pairs, key=distance, default=None)
 
 
 def find_differences(now: ledger.Build, before: ledger.Build) -> Iterator[str]:
@@ -187,8 +187,7 @@ def renamed(now: str, before: str) -> tuple[str, str] | None:
 
 def diff(kernel: str, builds: Iterable[ledger.Build], earlier: Sequence[ledger.Build]) -> str | None:
     """Return how the source of a kernel differs from the nearest earlier one, as a unified diff, if both are known."""
-    now, before = nearest(builds, earlier)
-    here, there = (None if one is None else one.text for one in (now, before))
+    here, there = (build.text for build in nearest(builds, earlier) or (ledger.Build(), ledger.Build()))
     if here is None or there is None or here == there or max(len(here), len(there)) > _LONGEST_DIFF:
         return None
     lines = difflib.unified_diff(

@@ -97,6 +97,7 @@ class Evidence:
     def __init__(self, layer: Layer, *, off: str | None = None) -> None:
         self.layer = layer
         self._off = off
+        self._is_system = layer.about.scope is Scope.SYSTEM
         self.part = layer.about.lookups or Lookups()
         # Without a file that is loaded into programs, only this layer is not traced.
         for file in (*self.part.watchers.values(), *self.part.listeners.values()):
@@ -108,15 +109,12 @@ class Evidence:
         #: Whether another program may have used the cache meanwhile.
         self.is_shared = False
         self._events: Sequence[Event] = ()
-        #: Files that hold many entries, with how often each was opened.
-        self._shared: dict[str, int] = {}
+        #: Files that hold many entries, of which no event says what is read, with how often each was opened.
+        self.shared = Counter[str]()
         #: Entries before the run, by root and key; ``None`` if they cannot be listed, or the layer is watched.
         self.before = self._list()
-        self._began = time.time()
-
-    @property
-    def _is_system(self) -> bool:
-        return self.layer.about.scope is Scope.SYSTEM
+        #: When it began, in epoch seconds.
+        self.began = time.time()
 
     def live_in(self, environments: Mapping[int, Environment]) -> None:
         """Take over in which environment each process of the run used caches; without any, the command's counts."""
@@ -141,25 +139,12 @@ class Evidence:
             return states[0]
         return State(UNKNOWN, "it is on in some programs of the run only")
 
-    @property
-    def is_open(self) -> bool:
-        """Whether a file that holds many entries was opened, of which no event says what is read."""
-        return bool(self._shared)
-
     def used_later(self) -> frozenset[str]:
         """Return the paths of entries that were there before the run, and that were used since it began."""
         before = self.before or {}
         after = (self.after or {}) if before and self.part.keeps_use else {}
-        used = ((path, entry.used) for path, entry in after.items() if path in before)
-        return frozenset(path for path, moment in used if moment is not None and moment >= self._began)
-
-    def compiled_later(self) -> Iterator[tuple[str, str, float]]:
-        """Yield what was compiled in the run into entries that were there before it, and that it used.
-
-        That is the kernel, and its launch, and when, in epoch seconds.
-        """
-        for path in sorted(self.used_later()):
-            yield from self.part.compiled_since(path, self._began)
+        used = {path: entry.used for path, entry in after.items() if path in before}
+        return frozenset(path for path, moment in used.items() if moment is not None and moment >= self.began)
 
     def take(self, uses: Iterable[Use], doubts: Mapping[str, None], platforms: frozenset[str]) -> None:
         """Take over what file events showed: the uses of the layer's files, and why some may be missing.
@@ -174,7 +159,7 @@ class Evidence:
             if kind == ENTRY:
                 entries.append(use)
             elif kind == OWN and shared is not None and shared.fullmatch(name):
-                self._shared[name] = self._shared.get(name, 0) + history.openings
+                self.shared[name] += history.openings
             else:
                 continue
             self.doubts |= dict.fromkeys(sorted(history.doubts))
@@ -190,6 +175,12 @@ class Evidence:
     def after(self) -> dict[str, Entry] | None:
         """The entries after the run, as ``before`` has those before it; listed once."""
         return self._list()
+
+    def appeared(self) -> list[Entry] | None:
+        """Return the entries that appeared in the run; ``None`` if they could not be listed."""
+        if self.before is None or self.after is None:
+            return None
+        return [entry for path, entry in self.after.items() if path not in self.before]
 
     def _list(self) -> dict[str, Entry] | None:
         if self._is_system or self.part.modules:
@@ -212,15 +203,15 @@ class Evidence:
         """
         self._events = events
         built = {name for build in of_kind(events, BuildEnd) for name in build.kernels}
-        if self.used is not None and self.is_shared and built:
+        if self.used and self.is_shared and built:
             # What another program used meanwhile, if it names no kernel of this run.
             self.used = [entry for entry in self.used if not entry.kernels or built & {*entry.kernels}]
         counted = self._by_files() or self._by_programs()
-        gaps = (
+        gaps = [
             f"could not {act} {', '.join(names)}" for act, names in (("watch", commands), ("read", unread)) if names
-        )
-        if counted.evidence == EXACT and self.used is None and (reasons := " and ".join(gaps)):
-            counted = counted._replace(evidence=INFERRED, why=f"{counted.why}; a lower bound: {reasons}")
+        ]
+        if counted.evidence == EXACT and self.used is None and gaps:
+            counted = counted._replace(evidence=INFERRED, why=f"{counted.why}; a lower bound: {' and '.join(gaps)}")
         if self._off and not (counted.hits or counted.stores):
             return counted._replace(state=DISABLED.value, state_why=self._off)
         # Why it did not participate; what was counted counts more, because a program may switch a layer itself.
@@ -268,18 +259,16 @@ class Evidence:
         return LayerTrace(name, hits, len(written), stored, total, EXACT, reason)
 
     def _by_comparison(self) -> LayerTrace:
-        before, after, part = self.before, self.after, self.part
-        if before is None or after is None:
+        name, new, after, keeps_use = self.layer.name, self.appeared(), self.after or {}, self.part.keeps_use
+        if new is None:
             reason = "it is only read, which leaves no trace" if self._is_system else "it cannot be listed"
-            return LayerTrace(self.layer.name, why=reason)
-        if not before and not after and not part.keeps_use:
-            return LayerTrace(self.layer.name, why="it has no entries, and its lookups cannot be observed")
-        new = after.keys() - before.keys()
-        times = [entry.used for key, entry in after.items() if key not in new and entry.used is not None]
-        hits = sum(moment >= self._began for moment in times) if times or part.keeps_use else None
-        total = sum(after[key].bytes for key in new)
+            return LayerTrace(name, why=reason)
+        if not self.before and not after and not keeps_use:
+            return LayerTrace(name, why="it has no entries, and its lookups cannot be observed")
+        times = [entry.used for path, entry in after.items() if path in (self.before or {}) and entry.used is not None]
+        hits = sum(moment >= self.began for moment in times) if times or keeps_use else None
         reason = "entries that appeared, and times of use; other programs on the same cache are counted too"
-        return LayerTrace(self.layer.name, hits, None, len(new), total, INFERRED, reason)
+        return LayerTrace(name, hits, None, len(new), sum(entry.bytes for entry in new), INFERRED, reason)
 
     def _described(self, use: Use, size: int | None) -> EntryTrace:
         root, key, history = use
@@ -311,15 +300,12 @@ class Evidence:
         if used is None or (self.before is None and not self._is_system):
             return None
         doubts = [*self.doubts]
-        if self._shared:
-            after = self.after or {}
-            new = [
-                entry.bytes for key, entry in after.items() if key not in (self.before or {}) and not entry.is_foreign
-            ]
-            openings = sum(self._shared.values())
+        if self.shared:
+            new = [entry.bytes for entry in self.appeared() or () if not entry.is_foreign]
+            openings = sum(self.shared.values())
             hits, misses = part.by_openings(openings, len(new), self.layer.environment) or (None, None)
             shown = f"opened {openings} times; {part.otherwise}; stores are the entries that appeared"
-            reason = "; ".join([f"{', '.join(sorted(self._shared))}: {shown}", *doubts])
+            reason = "; ".join([f"{', '.join(sorted(self.shared))}: {shown}", *doubts])
             return LayerTrace(name, hits, misses, len(new), sum(new), INFERRED, reason)
         stores = sum(entry.stores for entry in used)
         misses = stores + sum(-(-entry.hits // part.openings_of_miss) for entry in used if entry.broken)
@@ -335,7 +321,7 @@ class Evidence:
         return counted
 
     def _silent(self, used: Sequence[EntryTrace]) -> Iterator[str]:
-        """Yield why misses may have stored nothing, and so do not show."""
+        """Yield why misses may have stored nothing."""
         with suppress(*FAILURES):
             state = self.state()
             if state.condition is DISABLED:

@@ -39,7 +39,7 @@ class KernelRun:
     packages: Mapping[str, str] = field(default_factory=dict)
     builds: dict[ledger.Build, None] = field(default_factory=dict)
     hits: set[str] = field(default_factory=set)
-    misses: dict[str, list[timeline.Work]] = field(default_factory=dict)
+    misses: dict[str, list[timeline.Span]] = field(default_factory=dict)
     asked: dict[str, str | None] = field(default_factory=dict)
     wrote: list[str] = field(default_factory=list)
     read: list[str] = field(default_factory=list)
@@ -53,9 +53,9 @@ class KernelRun:
         return {layer: sum(timeline.covered_by_thread(work)) for layer, work in self.misses.items()}
 
     @property
-    def work(self) -> list[timeline.Work]:
+    def work(self) -> list[timeline.Span]:
         """Return the work of its misses in all layers."""
-        return [stretch for work in self.misses.values() for stretch in work]
+        return [span for work in self.misses.values() for span in work]
 
     @property
     def key(self) -> str:
@@ -82,17 +82,16 @@ def read_kernels(
     for span in trace.spans:
         if span.outcome == "hit" and span.kernel and span.layer:
             kernels[span.kernel].hits.add(span.layer)
-    for span, end in timeline.missed_work(trace.spans):
+    for span in timeline.missed_work(trace.spans):
         if span.layer:
-            misses = kernels[span.kernel or ""].misses
-            misses.setdefault(span.layer, []).append(((span.process, span.thread), span.start, end))
+            kernels[span.kernel or ""].misses.setdefault(span.layer, []).append(span)
     for entry, kernel in product(trace.entries, noted):
         if {*kernel.split()} & {*(entry.kernels or ())}:
             _add_entry(kernel, kernels[kernel], entry, trace)
     names = sorted({distributions.normal(name) for part in parts for name in part.packages})
     versions_in = cache(distributions.versions_in)
     for run in kernels.values():
-        run.process = next((thread[0] for thread, _, _ in run.work), run.process)
+        run.process = next((span.process for span in run.work), run.process)
         if (process := started.get(run.process)) is not None:
             versions = versions_in(process.paths)
             run.python, run.packages = process.python, {name: versions[name] for name in names if name in versions}
@@ -131,12 +130,11 @@ def _read_events(
 
 
 def _add_entry(kernel: str, run: KernelRun, entry: evidence.EntryTrace, trace: timeline.Trace) -> None:
-    """Add an entry of a kernel that file events showed."""
     (run.wrote if entry.stores else run.read).append(f"{entry.root}/{entry.key}")
     if entry.stores:
         # A driver may compile at the launch; else what such a miss took does not show.
         run.misses.setdefault(entry.layer, []).extend(
-            ((span.process, span.thread), span.start, span.end)
+            span
             for span in trace.spans
             if span.stage == "launch" and {*kernel.split()} & {*(span.kernel or "").split()}
             if any(span.start <= at - trace.started <= span.end for at in entry.at)

@@ -120,15 +120,12 @@ class Processes:
         begun = time.monotonic()
         looks_at_others = begun >= self._next and (self._hurry.is_set() or not self._on_demand)
         self._hurry.clear()
-        run = {os.getpid()}
-        waiting = [os.getpid()]
-        while waiting:
-            parent = waiting.pop()
+        run = [os.getpid()]
+        for parent in run:
             for pid in processes.children_of(parent) - self._earlier:
-                waiting.append(pid)
-                run.add(pid)
+                run.append(pid)
                 self._note(pid, parent)
-        for pid in {*numbers()} - run if looks_at_others else ():
+        for pid in {*numbers()}.difference(run) if looks_at_others else ():
             uses = _uses(pid, self._by_files)
             if uses and not self._is_of_run(pid):
                 fields = processes.stat_fields(pid)
@@ -147,7 +144,8 @@ class Processes:
         return unwatched
 
     def _note(self, pid: int, parent: int) -> None:
-        command, fields = _command(pid), processes.stat_fields(pid)
+        words, fields = processes.read(pid, "cmdline") or b"", processes.stat_fields(pid)
+        command = os.fsdecode(words.rstrip(b"\0").replace(b"\0", b" "))
         # One that has ended, or is a zombie, uses nothing.
         if not command or fields[:1] in ([], [b"Z"]):
             return
@@ -180,10 +178,6 @@ class Processes:
             is_of_run = pid == os.getpid() or marked or not fields
             pid = int(fields[_PARENT]) if fields else 0
         return is_of_run
-
-
-def _command(pid: int) -> str:
-    return os.fsdecode((processes.read(pid, "cmdline") or b"").rstrip(b"\0").replace(b"\0", b" "))
 
 
 def numbers() -> list[int]:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 import os
 import stat
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -241,11 +242,10 @@ class Proof:
         self._commands.end(self._environment)
         for folder in self._folders:
             folder.end(lost=self._events.lost)
-        self.attestations = tuple(map(self._attest, self._layers.values()))
+        self.attestations = tuple(self._attest(name, layer) for name, layer in self._layers.items())
         return self
 
-    def _attest(self, layer: Layer) -> Attestation:
-        name = layer.name
+    def _attest(self, name: str, layer: Layer) -> Attestation:
         folders = [folder for folder in self._folders if name in folder.layers]
         unknown = [self._failed[name]] if name in self._failed else []
         unknown += (reason for folder in folders for reason in folder.unknown_of(name))
@@ -341,7 +341,7 @@ class _Folder(events.WatchedPlace):
     def begin(self, reader: events.FileEvents) -> None:
         """Record the present content, and watch it. A file made in between shows, because it was not there before."""
         self._before, watched = self._look()
-        self.watched = sum(relative in self._before and stat.S_ISDIR(self._before[relative][0]) for relative in watched)
+        self.watched = sum(stat.S_ISDIR(self._before[relative][0]) for relative in watched)
         for relative in watched:
             path = self.path / relative
             # Of a folder that everybody uses, most events concern others.
@@ -371,27 +371,23 @@ class _Folder(events.WatchedPlace):
         """Record what happened to each path, by its content and by the events."""
         if lost:
             self.doubt(events.LOST)
-        words: dict[str, dict[str, None]] = {}
-        for relative, word in (*self._changes(), *self._seen):
-            words.setdefault(relative, {})[word] = None
+        words: dict[str, dict[str, None]] = defaultdict(dict)
+        after, _ = self._look()
+        for relative in (*self._before, *(after.keys() - self._before.keys())):
+            old, new = self._before.get(relative), after.get(relative)
+            if old != new:
+                words[relative][_APPEARED if old is None else _VANISHED if new is None else _CHANGED] = None
+        if any(os.path.realpath(root.path) != str(self.path) for _, root in self.claims):
+            # A link on the path leads elsewhere now.
+            words[""][_MOVED] = None
+        for relative, word in self._seen:
+            words[relative][word] = None
         parents = {relative.rpartition("/")[0] for relative in words}
         for relative, what in words.items():
             # A folder changes whenever something in it comes or goes; that is reported for the thing itself.
             said = tuple(word for word in what if word != _CHANGED or relative not in parents)
             if said and (owners := self._owners_of(relative)):
                 self.touches.append((owners, self.shown / relative, said))
-
-    def _changes(self) -> Iterator[tuple[str, str]]:
-        after, _ = self._look()
-        for relative in (*self._before, *(after.keys() - self._before.keys())):
-            old, new = self._before.get(relative), after.get(relative)
-            if old is None or new is None:
-                yield relative, _APPEARED if old is None else _VANISHED
-            elif old != new:
-                yield relative, _CHANGED
-        if any(os.path.realpath(root.path) != str(self.path) for _, root in self.claims):
-            # A link on the path leads elsewhere now.
-            yield "", _MOVED
 
     def _look(self) -> tuple[dict[str, _Stamp], list[str]]:
         """Return the names here with their stamps, and the paths to watch; nothing is opened or hashed.

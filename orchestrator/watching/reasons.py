@@ -59,7 +59,7 @@ class Reasons:
         elif another := _of_another_program(this_run, last_run):
             yield another
         else:
-            reasons = [*self._moved(this_run, last_run), *self._differences(this_run, last_run)][: differences.NAMED]
+            reasons = [*self._differences(this_run, last_run)][: differences.NAMED]
             reasons = reasons or [self._absent(this_run, last_run)]
             yield from (*reasons[:-1], reasons[-1] + self._repeated(kernel, this_run, last_run, reasons[0]))
 
@@ -164,16 +164,13 @@ class Reasons:
         root = self._layers[name].root_in(this_run.process)
         return None if root is None else (str(root.path), root.source)
 
-    def _moved(self, this_run: KernelRun, last_run: ledger.Known) -> Iterator[str]:
-        """Yield the first layer whose place is another than in the last run."""
-        for name in this_run.misses:
-            place, before = self.place_of(name, this_run), last_run.layers.get(name)
-            if place is not None and before not in (None, place[0]):
-                yield causes.MOVED.say(layer=name, place=place[0], source=place[1], before=before)
-                return
-
     def _differences(self, this_run: KernelRun, last_run: ledger.Known) -> Iterator[str]:
-        """Yield what differs from the last run: first what decides about keys made in Python, then the build."""
+        """Yield what differs from the last run: a place, what decides about keys made in Python, then the build."""
+        for name in this_run.misses:
+            place, last_place = self.place_of(name, this_run), last_run.layers.get(name)
+            if place is not None and last_place not in (None, place[0]):
+                yield causes.MOVED.say(layer=name, place=place[0], source=place[1], before=last_place)
+                break
         parts = [self._layers[name].part for name in this_run.misses]
         named = {name for part in parts for name in map(distributions.normal, part.packages)}
         here = {"Python": this_run.python} if any(part.modules for part in parts) else {}
@@ -183,8 +180,8 @@ class Reasons:
             if version and versions_then.get(name) and version != versions_then[name]:
                 yield causes.CHANGED.say(name=name, now=version, before=versions_then[name])
         earlier = [build for build in last_run.builds if build.program in {one.program for one in this_run.builds}]
-        now, before = differences.nearest(this_run.builds, earlier or last_run.builds)
-        if now is not None and before is not None:
+        if (pair := differences.nearest(this_run.builds, earlier or last_run.builds)) is not None:
+            now, before = pair
             if now.platform == before.platform and now.version != before.version:
                 words = [differences.short_version(build.version) for build in (now, before)]
                 words = words if words[0] != words[1] else [now.version, before.version]
@@ -214,7 +211,6 @@ def _of_another_program(this_run: KernelRun, last_run: ledger.Known) -> str:
 
 
 def _facts(entry: Entry) -> dict[str, str]:
-    """Return what an entry says of the driver and device that it was built for."""
     return {**entry.details.versions, **({"device": entry.details.device} if entry.details.device else {})}
 
 

@@ -287,19 +287,17 @@ def own_times(spans: Sequence[Span]) -> list[tuple[Span, float]]:
 
     Spans must be in order: by start, longer ones first.
     """
-    rows: list[list[Any]] = []
-    open_rows: dict[tuple[int, int], list[list[Any]]] = {}
-    for span in spans:
-        around = open_rows.setdefault((span.process, span.thread), [])
-        while around and around[-1][0].end <= span.start:
+    seconds = [span.seconds for span in spans]
+    open_spans: dict[tuple[int, int], list[int]] = defaultdict(list)
+    for index, span in enumerate(spans):
+        around = open_spans[span.process, span.thread]
+        while around and spans[around[-1]].end <= span.start:
             around.pop()
         if around:
-            outer = around[-1]
             # Parts of spans that overlap without nesting count once, in the later one.
-            outer[1] -= min(span.end, outer[0].end) - span.start
-        around.append([span, span.seconds])
-        rows.append(around[-1])
-    return [(span, max(0.0, seconds)) for span, seconds in rows]
+            seconds[around[-1]] -= min(span.end, spans[around[-1]].end) - span.start
+        around.append(index)
+    return [(span, max(0.0, own)) for span, own in zip(spans, seconds, strict=True)]
 
 
 def summarize(spans: Sequence[Span], wall: float) -> Summary:
@@ -310,29 +308,24 @@ def summarize(spans: Sequence[Span], wall: float) -> Summary:
         times[span.stage, span.outcome] += seconds
         totals[span.stage] += seconds
     stages = [stage for stage in STAGES if totals[stage]]
-    missed = [((span.process, span.thread), span.start, end) for span, end in missed_work(spans)]
     return Summary(
         tuple(StageTime(stage, totals[stage], times[stage, "hit"], times[stage, "miss"]) for stage in stages),
-        max(0.0, wall - covered((span.start, span.end) for span in spans)),
-        max(covered_by_thread(missed), default=0.0),
+        max(0.0, wall - covered(spans)),
+        max(covered_by_thread(missed_work(spans)), default=0.0),
         any(span.stage == "compile" and span.outcome is None for span in spans),
     )
 
 
-#: Work of a thread: which process and thread, and from when to when.
-Work = tuple[tuple[int, int], float, float]
-
-
-def covered_by_thread(work: Iterable[Work]) -> list[float]:
-    """Return the seconds that each thread was at work."""
-    threads: dict[tuple[int, int], list[tuple[float, float]]] = defaultdict(list)
-    for thread, start, end in work:
-        threads[thread].append((start, end))
+def covered_by_thread(spans: Iterable[Span]) -> list[float]:
+    """Return the seconds of each thread that lie in at least one of its spans."""
+    threads: dict[tuple[int, int], list[Span]] = defaultdict(list)
+    for span in spans:
+        threads[span.process, span.thread].append(span)
     return list(map(covered, threads.values()))
 
 
-def missed_work(spans: Iterable[Span]) -> Iterator[tuple[Span, float]]:
-    """Yield each lookup that missed, with the end of its store in the same thread, and each compilation, with its end.
+def missed_work(spans: Iterable[Span]) -> Iterator[Span]:
+    """Yield each lookup that missed, also up to the end of its store in the same thread, and each compilation.
 
     Spans must be in order. They may overlap.
     """
@@ -340,19 +333,20 @@ def missed_work(spans: Iterable[Span]) -> Iterator[tuple[Span, float]]:
     for span in spans:
         lookup = (span.process, span.thread, span.layer, span.name, span.kernel)
         if span.outcome == "miss":
-            yield span, span.end
+            yield span
             if span.stage == "lookup":
                 waiting.setdefault(lookup, []).append(span)
         elif span.stage == "store" and waiting.get(lookup):
-            yield waiting[lookup].pop(), span.end
+            missed = waiting[lookup].pop()
+            yield missed._replace(seconds=span.end - missed.start)
 
 
-def covered(times: Iterable[tuple[float, float]]) -> float:
-    """Return the seconds that lie in at least one of these stretches, each from its start to its end."""
+def covered(spans: Iterable[Span]) -> float:
+    """Return the seconds that lie in at least one of some spans."""
     seconds, until = 0.0, -math.inf
-    for start, end in sorted(times):
-        seconds += max(0.0, end - max(start, until))
-        until = max(until, end)
+    for span in sorted(spans, key=lambda span: span.start):
+        seconds += max(0.0, span.end - max(span.start, until))
+        until = max(until, span.end)
     return seconds
 
 
@@ -370,6 +364,25 @@ def encode(trace: Trace, name: str) -> bytes:
     """Return the file of a run's timeline, in the form that its name says, which :func:`check` has seen."""
     if name.endswith(".html"):
         return page(trace)
+    metadata: list[dict[str, object]] = []
+    for index, process in enumerate(trace.processes):
+        rank = process["rank"]
+        title = process["command"] if rank is None else f"rank {rank}: {process['command']}"
+        for kind, arguments in (("process_name", {"name": title}), ("process_sort_index", {"sort_index": index})):
+            metadata.append({"name": kind, "ph": "M", "pid": process["process"], "args": arguments})
+    spans = (
+        {
+            "name": span.name,
+            "cat": span.stage,
+            "ph": "X",
+            "ts": round(span.start * 1e6, 3),
+            "dur": round(span.seconds * 1e6, 3),
+            "pid": span.process,
+            "tid": span.thread,
+            "args": {name: value for name in _ARGUMENTS if (value := getattr(span, name)) is not None},
+        }
+        for span in trace.spans
+    )
     document = {
         # The first bytes say that cachectl wrote it.
         "otherData": {
@@ -380,30 +393,9 @@ def encode(trace: Trace, name: str) -> bytes:
             "processes": trace.processes,
         },
         "displayTimeUnit": "ms",
-        "traceEvents": [*_metadata(trace), *map(_complete, trace.spans)],
+        "traceEvents": [*metadata, *spans],
     }
     return encode_json(document, separators=(",", ":")) + b"\n"
-
-
-def _metadata(trace: Trace) -> Iterator[dict[str, object]]:
-    for index, process in enumerate(trace.processes):
-        rank = process["rank"]
-        title = process["command"] if rank is None else f"rank {rank}: {process['command']}"
-        for name, arguments in (("process_name", {"name": title}), ("process_sort_index", {"sort_index": index})):
-            yield {"name": name, "ph": "M", "pid": process["process"], "args": arguments}
-
-
-def _complete(span: Span) -> dict[str, object]:
-    return {
-        "name": span.name,
-        "cat": span.stage,
-        "ph": "X",
-        "ts": round(span.start * 1e6, 3),
-        "dur": round(span.seconds * 1e6, 3),
-        "pid": span.process,
-        "tid": span.thread,
-        "args": {name: value for name in _ARGUMENTS if (value := getattr(span, name)) is not None},
-    }
 
 
 def page(trace: Trace) -> bytes:

@@ -144,15 +144,25 @@ class Recorder:
             for name, layer in self._layers.items()
         )
         events = evidence.settle_builds(events, layers)
+        kernels = []
+        for build in program_events.of_kind(events, BuildEnd):
+            by_hit = build.layer if build.binary == "hit" else build.driver or None
+            served_by = by_hit if build.was_compiled is False and not build.failed else None
+            kernels.append(timeline.KernelTrace(build.kernels, served_by, build.was_compiled, build.when.seconds))
         # A process that ended in a build did not pass its output on itself.
-        passed_on = b"".join(map(self._other_output, program_events.messages_after(self._notes, events)))
+        passed_on = b""
+        for rest in program_events.messages_after(self._notes, events):
+            output = rest
+            for part in self._parts.values():
+                output = part.other_output(output)
+            passed_on += output
         processes = timeline.read_processes(events)
         wall = self.trace.wall_seconds
         spans = timeline.read_spans(events, self._began, wall, self._parts) if processes else []
         self._trace = trace = replace(
             self.trace,
             layers=layers,
-            kernels=tuple(map(_kernel, program_events.of_kind(events, BuildEnd))),
+            kernels=tuple(kernels),
             entries=used,
             unwatched=tuple(
                 {"command": program, "layers": tuple(sorted(names))} for program, names in unwatched.items()
@@ -182,11 +192,6 @@ class Recorder:
                 layer.take(files.uses_of(name), files.doubts[name], platforms)
             if commands:
                 layer.doubts[f"another program that may use the cache ran meanwhile: {commands}"] = None
-
-    def _other_output(self, heard: bytes) -> bytes:
-        for part in self._parts.values():
-            heard = part.other_output(heard)
-        return heard
 
 
 @contextmanager
@@ -268,13 +273,6 @@ def _copy_compiled(file: Path, copy: Path) -> None:
     target = Path(cache_from_source(str(copy)))
     target.parent.mkdir(exist_ok=True)
     target.write_bytes(compiled.read_bytes())
-
-
-def _kernel(build: BuildEnd) -> timeline.KernelTrace:
-    served_by = None
-    if build.was_compiled is False and not build.failed:
-        served_by = build.layer if build.binary == "hit" else build.driver or None
-    return timeline.KernelTrace(build.kernels, served_by, build.was_compiled, build.when.seconds)
 
 
 #: A second block would watch and count the replacements of the first.

@@ -8,7 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
-from itertools import islice, product
+from itertools import chain, islice, product
 
 from cachectl.layers.base.errors import FAILURES
 from cachectl.layers.base.text import plural
@@ -110,7 +110,6 @@ class Judge:
         return " ".join(filter(None, (*ending, *sentences)))
 
     def _ending(self) -> Iterator[str]:
-        """Yield how the command ended, and what failed in it."""
         status = self._trace.exit_status
         if status:
             yield f"The command ended with status {status}."
@@ -156,7 +155,7 @@ class Judge:
                 f"{count} missed in {names}; which kernels missed, and how long each took, is unknown{self._at_once()}."
             )
         if missed:
-            work = (stretch for this_run in self.kernels.values() for stretch in this_run.work)
+            work = (span for this_run in self.kernels.values() for span in this_run.work)
             seconds = max([summary.missed, *timeline.covered_by_thread(work)])
             slow = "Slow" if seconds >= _SLOW * trace.wall_seconds else "Nearly warm"
             at_least = "at least " if summary.at_least or trace.unwatched else ""
@@ -179,7 +178,6 @@ class Judge:
         return f"{'; '.join([f'{judged} observed lookup hit ({looked:,})', *self._unseen()])}."
 
     def _at_once(self) -> str:
-        """Say how many threads built at once, if several did."""
         builds = [span for span in self._trace.spans if span.stage == "build"]
         at_once = ((a, b) for a, b in product(builds, builds) if a.start < b.end and b.start < a.end)
         threads = {(a.process, a.thread) for a, b in at_once if (a.process, a.thread) != (b.process, b.thread)}
@@ -212,11 +210,10 @@ class Judge:
         unpacked = Counter(build.driver for build in self._builds if not build.kernels)
         unseen = {}
         for name, layer in self._layers.items():
-            if layer.part.listeners and not layer.is_shared and layer.before is not None and layer.after is not None:
-                new = [path for path in layer.after.keys() - layer.before.keys() if not layer.after[path].is_foreign]
-                count = len(new) - counted.get(name, 0) - unpacked[name]
-                if count > 0:
-                    unseen[name] = count
+            new = layer.appeared() if layer.part.listeners and not layer.is_shared else None
+            count = sum(not entry.is_foreign for entry in new or ()) - counted.get(name, 0) - unpacked[name]
+            if count > 0:
+                unseen[name] = count
         return unseen
 
     def _nothing_asked(self) -> str:
@@ -254,7 +251,7 @@ class Judge:
         if self._late():
             return self._late()
         used = {use.layer for use in self._trace.layers if use.was_used} | self._states.keys()
-        used |= {name for name, layer in self._layers.items() if layer.is_open}
+        used |= {name for name, layer in self._layers.items() if layer.shared}
         # Of a cache that is off the cost is said.
         is_said = any("compile" in self._layers[name].part.saves for name in self._states)
         # By a driver without a cache that is known, of which PyOpenCL's own cache was not asked either.
@@ -293,17 +290,16 @@ class Judge:
 
     @property
     def _platforms(self) -> set[str]:
-        """The OpenCL platforms for which the run built."""
         return {build.inputs.platform for build in self._builds}
 
     def _launched(self, layer: evidence.Evidence) -> Iterator[str]:
         """Yield what a driver compiled at launches of this run; another program may have done so meanwhile, too."""
         trace = self._trace
-        for kernel, shape, moment in layer.compiled_later():
+        launched = [span for span in trace.spans if span.stage == "launch"]
+        compiled = (layer.part.compiled_since(path, layer.began) for path in sorted(layer.used_later()))
+        for kernel, shape, moment in chain.from_iterable(compiled):
             at = moment - trace.started
-            launches = [
-                span for span in trace.spans if span.stage == "launch" and kernel in (span.kernel or "").split()
-            ]
+            launches = [span for span in launched if kernel in (span.kernel or "").split()]
             # The driver compiles in a thread of its own, from the first launch on, until the program has waited for it.
             if trace.unwatched or (launches and launches[0].start - _LATE <= at <= launches[-1].end + _LATE):
                 yield f"{kernel} ({shape})"
