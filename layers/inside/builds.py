@@ -90,7 +90,7 @@ def _watch_builds(module: ModuleType, notes: Notes) -> None:
         _here.compiles = []
         about = _here.about = notes.quietly(_about, notes, kind, call) or {}
         # If the program is killed during the build, this remains.
-        notes.add(event="begun", kind=kind, kernels=about.get("kernels"), platform=about.get("platform"))
+        notes.add(event="begun")
         driver = listeners.get(about["platform"]) if "platform" in about else unknown
         return driver, notes.quietly(driver.listen) if driver else None
 

@@ -305,11 +305,9 @@ def _lines(proof: proving.Proof) -> Iterator[str]:
     """Yield the proof of each layer, then the verdict."""
     from cachectl.watching import proof as proving
 
-    unused: list[proving.Attestation] = []
+    unused = [item for item in proof.attestations if item.unused and item.verdict == proving.HOLDS]
     for attestation in proof.attestations:
-        if attestation.unused and attestation.verdict == proving.HOLDS:
-            unused.append(attestation)
-        else:
+        if attestation not in unused:
             yield f"proof: {attestation.layer}: {_attested(attestation)}"
     if unused:
         names = ", ".join(attestation.layer for attestation in unused)

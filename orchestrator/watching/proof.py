@@ -20,6 +20,7 @@ import stat
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
@@ -97,7 +98,7 @@ class _Commands:
     that it had when it used a library.
     """
 
-    def __init__(self, layers: Sequence[Layer], expected: Mapping[str, str], notes: Path | None) -> None:
+    def __init__(self, layers: Sequence[Layer], expected: Environment, notes: Path | None) -> None:
         self._names = {layer.name: frozenset(variables_of(layer)) for layer in layers}
         self._given = expected
         self._notes = notes
@@ -111,31 +112,28 @@ class _Commands:
         self._watching.enter_context(self._processes.watching())
         #: For how long the other programs that use the layers had run before.
         self._seconds = {pid: processes.seconds_run(pid) for pid in self._processes.strangers}
-        #: By layer each other variable with its value, and the first process that has it.
-        self._odd: dict[str, dict[str, int]] = {}
+        #: The variables of each process.
+        self._variables: list[tuple[int, Mapping[str, str]]] = []
 
-    def end(self, environment: Environment) -> None:
-        """Stop looking, and compare what was seen with the command's ``environment``."""
+    def end(self) -> None:
+        """Stop looking, and read what the processes noted."""
         self._watching.close()
-        for (pid, _), program in self._processes.programs.items():
-            self._compare(pid, program.variables)
+        self._variables = [(pid, program.variables) for (pid, _), program in self._processes.programs.items()]
         if self._notes is not None:
             noted, _ = program_events.read_events(self._notes)
             names = frozenset[str]().union(*self._names.values())
-            for pid, view in program_events.environments(noted, environment, names).items():
-                self._compare(pid, view.variables)
-
-    def _compare(self, pid: int, variables: Mapping[str, str]) -> None:
-        for layer, names in self._names.items():
-            for name in names:
-                if (value := variables.get(name)) is not None and value != self._given.get(name):
-                    self._odd.setdefault(layer, {}).setdefault(f"{name}={value}", pid)
+            views = program_events.environments(noted, self._given, names)
+            self._variables += ((pid, view.variables) for pid, view in views.items())
 
     def doubts_of(self, layer: str) -> Iterator[str]:
         """Yield why the layer's real roots may not be the caches that the command used."""
         if self._processes.longest == math.inf:
             yield "the processes of the command were not looked at"
-        yield from (f"PID {pid} has {setting}" for setting, pid in sorted(self._odd.get(layer, {}).items()))
+        first_having: dict[str, int] = {}
+        for (pid, variables), name in product(self._variables, self._names[layer]):
+            if (value := variables.get(name)) is not None and value != self._given.get(name):
+                first_having.setdefault(f"{name}={value}", pid)
+        yield from (f"PID {pid} has {setting}" for setting, pid in sorted(first_having.items()))
 
     def others_of(self, layer: Layer, paths: Iterable[Path]) -> dict[int, programs.Program]:
         """Return the other programs that ran meanwhile and use a layer in one of these roots, by their variables."""
@@ -190,7 +188,7 @@ def proving(
 
         unseen = "variables that programs set themselves are not seen"
         notes, variables = child.try_extra(unseen, observe, notice) or (None, {})
-        proof = Proof(stack, layers, expected.variables, notes=notes, left_out=left_out)
+        proof = Proof(stack, layers, expected, notes=notes, left_out=left_out)
         try:
             yield proof, variables
         finally:
@@ -200,15 +198,15 @@ def proving(
 class Proof:
     """Watches the real roots of some layers, from its creation to :meth:`end`, and says then what was observed.
 
-    ``expected`` are the variables that the command gets, and ``notes`` the folder of events if its Pythons are
-    observed. ``left_out`` names the layers that were meant to stay in use.
+    ``expected`` is the command's environment, and ``notes`` the folder of events if its Pythons are observed.
+    ``left_out`` names the layers that were meant to stay in use.
     """
 
     def __init__(
         self,
         stack: layer_set.LayerSet,
         layers: Iterable[Layer],
-        expected: Mapping[str, str],
+        expected: Environment,
         *,
         notes: Path | None = None,
         left_out: frozenset[str] = frozenset(),
@@ -217,7 +215,6 @@ class Proof:
         self.left_out = tuple(name for name in named if name in left_out)
         self.attestations: tuple[Attestation, ...] = ()
         self._layers = {name: layer for name, layer in named.items() if name not in left_out}
-        self._environment = stack.environment
         places, self._failed = events.places_of(stack)
         self._folders = [_Folder(place) for place in places if not place.layers.isdisjoint(self._layers)]
         self._commands = _Commands([*self._layers.values()], expected, notes)
@@ -239,7 +236,7 @@ class Proof:
     def end(self) -> Proof:
         """Stop watching, look at every root again, and return this proof."""
         self._events.stop()
-        self._commands.end(self._environment)
+        self._commands.end()
         for folder in self._folders:
             folder.end(lost=self._events.lost)
         self.attestations = tuple(self._attest(name, layer) for name, layer in self._layers.items())

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 import shlex
-import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -173,11 +172,6 @@ class Trace:
 _SLACK = 1.0
 
 
-def clocks() -> tuple[int, int]:
-    """Return the moment by both clocks of this machine, in nanoseconds: monotonic, and since the epoch."""
-    return time.monotonic_ns(), time.time_ns()
-
-
 def read_processes(events: Iterable[Event]) -> list[Mapping[str, Any]]:
     """Return the processes that were watched: number, command, host, and ``rank`` in an MPI job, if any."""
     started = {process.pid: process for process in of_kind(events, ProcessStart)}
@@ -193,7 +187,8 @@ def read_spans(
 ) -> list[Span]:
     """Return the spans of a run from the events of its processes, each process's in their order.
 
-    ``began`` is when it did, by :func:`clocks`. ``lookups`` of layers know what drivers have stored.
+    ``began`` is when it did, in nanoseconds, by the monotonic clock and since the epoch. ``lookups`` of layers know
+    what drivers have stored.
     """
     monotonic = began[0]
     latest = monotonic + (wall + _SLACK) * 1e9

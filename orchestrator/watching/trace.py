@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import py_compile
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
@@ -115,7 +116,7 @@ class Recorder:
             block.enter_context(self._processes.watching())
             self._watching = block.pop_all()
         # Preparations are no part of the timeline.
-        self._began = timeline.clocks()
+        self._began = time.monotonic_ns(), time.time_ns()
         return self._variables
 
     def stop(self) -> None:
@@ -126,7 +127,7 @@ class Recorder:
         self, command: Iterable[str] = (), exit_status: int | None = None, *, explain: bool = False
     ) -> timeline.Trace:
         """Return the trace of the run, which has ended; with ``explain`` also how sources changed."""
-        wall = (timeline.clocks()[0] - self._began[0]) / 1e9
+        wall = (time.monotonic_ns() - self._began[0]) / 1e9
         self._trace = timeline.Trace(tuple(command), exit_status, wall, started=self._began[1] / 1e9)
         child.try_extra("no verdict", lambda: self._complete(explain=explain), self._notice)
         return self.trace
@@ -158,7 +159,7 @@ class Recorder:
             passed_on += output
         processes = timeline.read_processes(events)
         wall = self.trace.wall_seconds
-        spans = timeline.read_spans(events, self._began, wall, self._parts) if processes else []
+        spans = timeline.read_spans(events, self._began, wall, self._parts)
         self._trace = trace = replace(
             self.trace,
             layers=layers,
@@ -184,8 +185,9 @@ class Recorder:
         """Give each layer the environments of programs, and what file events and processes show of it."""
         files, strangers = self._files, self._processes.strangers.values()
         platforms = frozenset(build.inputs.platform for build in program_events.of_kind(noted, BuildEnd))
+        environments = program_events.environments(noted, self._environment, self._names)
         for name, layer in self._layers.items():
-            layer.live_in(program_events.environments(noted, layer.layer.environment, self._names))
+            layer.live_in(environments)
             commands = ", ".join(sorted({program.command for program in strangers if name in program.uses}))
             layer.is_shared = bool(commands)
             if name in files.doubts and files.why_not is None:

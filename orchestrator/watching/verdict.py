@@ -327,16 +327,18 @@ class Judge:
         """Add the run to a ledger."""
         trace = self._trace
         storing = {use.layer for use in trace.layers if use.stores != 0} - self._states.keys()
-        saved = book.saved_by({kernel: this_run.hits for kernel, this_run in self.kernels.items()})
+        saved = 0.0
         for kernel, this_run in self.kernels.items():
+            last_run = book.kernels.get(kernel, ledger.Known(0.0))
+            # Where that was measured.
+            saved += sum(last_run.seconds.get(layer, 0.0) for layer in this_run.hits)
             # A salted build, of a block of disabled(), has an option that no other has.
             if not kernel or any(SALT.upper() in build.options for build in this_run.builds):
                 continue
-            last_run = book.kernels.get(kernel, ledger.Known(0.0))
-            stored = {*this_run.hits, *(storing & {*this_run.misses})}
+            stored = this_run.hits | (storing & this_run.misses.keys())
             roots = {name: place[0] for name in stored if (place := self._reasons.place_of(name, this_run)) is not None}
             # What was off has lost nothing.
-            lost = {*this_run.misses} - self._states.keys()
+            lost = this_run.misses.keys() - self._states.keys()
             before = {name: place for name, place in last_run.layers.items() if name not in lost}
             book.kernels[kernel] = ledger.Known(
                 trace.started,
@@ -354,7 +356,7 @@ class Judge:
         summary = trace.summary
         if summary is not None:
             hits, misses = (sum(getattr(use, name) or 0 for use in trace.layers) for name in ("hits", "misses"))
-            book.runs.append(ledger.Run(trace.started, hits, trace.wall_seconds, summary.missed, saved, misses))
+            book.runs.append(ledger.Run(trace.started, hits, misses, trace.wall_seconds, summary.missed, saved))
 
 
 def _loss(missed: Sequence[timeline.MissedKernel], slow: str, lost: str) -> str:
