@@ -56,7 +56,8 @@ def _watch_binaries(module: ModuleType, notes: Notes) -> None:
         # A program for several devices is a hit if the binaries of all devices are.
         if event == "miss" or getattr(_here, "binary", None) is None:
             _here.binary = event
-        notes.add(call.start, event=event, layer="pyopencl", key=key, **getattr(_here, "about", {}))
+        kernels = getattr(_here, "about", {}).get("kernels")
+        notes.add(call.start, event=event, layer="pyopencl", key=key, kernels=kernels)
         if call.value is None:
             _here.missed.append(os.path.join(folder, key))
 

@@ -21,7 +21,7 @@ from cachectl.layers.core.entry import Artifact, Entry
 from cachectl.layers.core.json_form import as_json
 from cachectl.layers.core.layer import Layer
 from cachectl.layers.core.parts import Lookups
-from cachectl.layers.core.root import ABSENT, BYPASSED, DISABLED, UNKNOWN, Root, Scope, State
+from cachectl.layers.core.root import ABSENT, BYPASSED, DISABLED, UNKNOWN, Scope, State
 from cachectl.layers.core.store import ENTRY, OWN
 from cachectl.layers.disk import place
 from cachectl.watching.events import Use, kind_of
@@ -122,15 +122,9 @@ class Evidence:
         alike = {tuple(sorted(view.environment.variables.items())): view for view in reversed([*self._views.values()])}
         self.views = tuple(reversed(alike.values())) or (self.layer,)
 
-    def state_in(self, process: int) -> State:
-        """Return the state of the layer in one process of the run."""
-        return self._views.get(process, self.layer).state()
-
-    def root_in(self, process: int) -> Root | None:
-        """Return the first root of the layer in one process of the run, ``None`` if it is not known."""
-        with suppress(*FAILURES):
-            return next(iter(self._views.get(process, self.views[0]).roots()), None)
-        return None
+    def view_in(self, process: int) -> Layer:
+        """Return the layer as one process of the run used it."""
+        return self._views.get(process, self.views[0])
 
     def state(self) -> State:
         """Return the state of the layer in the programs of the run; unknown if it is on in some and off in others."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import product
@@ -28,9 +28,9 @@ class KernelRun:
     """One kernel in a run: its different builds, its Python and packages, and the layers that hit it.
 
     ``misses`` are the layers in which it missed, with the work of that, and ``asked`` the keys of its lookups with the
-    layers that missed. ``wrote`` are the paths that drivers stored, and ``read`` those that they hit; ``collided`` are
-    the layers that had its hash for another key, and ``process`` is the first in which it missed, or else was built.
-    ``folders`` are those that a build named itself, by layer. ``is_linked`` says that it is of a program that was
+    layers that missed. ``wrote`` are the paths that drivers stored, with the layers, and ``read`` those that they hit;
+    ``collided`` are the layers that had its hash for another key, and ``process`` is the first in which it missed, or
+    else was built. ``folders`` are those that a build named itself, by layer. ``is_linked`` says that its program was
     linked.
     """
 
@@ -41,7 +41,7 @@ class KernelRun:
     hits: set[str] = field(default_factory=set)
     misses: dict[str, list[timeline.Span]] = field(default_factory=dict)
     asked: dict[str, str | None] = field(default_factory=dict)
-    wrote: list[str] = field(default_factory=list)
+    wrote: dict[str, str] = field(default_factory=dict)
     read: list[str] = field(default_factory=list)
     collided: set[str] = field(default_factory=set)
     folders: dict[str, str] = field(default_factory=dict)
@@ -62,10 +62,10 @@ class KernelRun:
         """Return a digest of what the kernel was built from, the same for the same builds."""
         return differences.digest(repr(sorted(build._replace(packed="") for build in self.builds)).encode())
 
-    def add_build(self, build: BuildEnd, inputs: ledger.Build, wrote: Iterable[str]) -> None:
+    def add_build(self, build: BuildEnd, inputs: ledger.Build, wrote: Mapping[str, str]) -> None:
         """Add a build that succeeded, what it was made from, and the paths that its driver stored."""
         self.builds[inputs] = None
-        self.wrote += wrote
+        self.wrote |= wrote
         self.is_linked |= build.inputs.kind == "link"
         if build.inputs.cache_dir:
             self.folders[build.layer] = build.inputs.cache_dir
@@ -106,12 +106,12 @@ def _read_events(
     texts = {source.source: source.text for source in of_kind(events, SourceText)}
     # What a process has made of its variables, and what its driver has stored since its last build.
     states: dict[int, ProcessState] = {}
-    stored: dict[int, tuple[str, ...]] = {}
+    stored: dict[int, dict[str, str]] = {}
     for event in events:
         if isinstance(event, ProcessState):
             states[event.pid] = event
         elif isinstance(event, DriverMessages):
-            stored[event.pid] = event.wrote
+            stored[event.pid] = dict.fromkeys(event.wrote, event.layer)
         elif isinstance(event, CacheUse):
             run, layer = kernels[" ".join(event.kernels)], None
             run.process = run.process or event.pid
@@ -125,13 +125,16 @@ def _read_events(
             elif not event.failed:
                 text, process, state = texts.get(event.inputs.source, ""), started.get(event.pid), states.get(event.pid)
                 inputs = differences.read_build(event.inputs, text, process, state, variables)
-                run.add_build(event, inputs, stored.pop(event.pid, ()))
+                run.add_build(event, inputs, stored.pop(event.pid, {}))
     return kernels
 
 
 def _add_entry(kernel: str, run: KernelRun, entry: evidence.EntryTrace, trace: timeline.Trace) -> None:
-    (run.wrote if entry.stores else run.read).append(f"{entry.root}/{entry.key}")
-    if entry.stores:
+    path = f"{entry.root}/{entry.key}"
+    if not entry.stores:
+        run.read.append(path)
+    else:
+        run.wrote[path] = entry.layer
         # A driver may compile at the launch; else what such a miss took does not show.
         run.misses.setdefault(entry.layer, []).extend(
             span

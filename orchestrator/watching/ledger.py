@@ -81,8 +81,7 @@ class Known(NamedTuple):
     that hit or stored it, with the path of the first root of each. ``packages`` are versions by name. ``keys`` are
     digests of the builds of the last runs, and ``kinds`` what differed in each, the newest last. ``seconds`` are what a
     miss took in each layer when it was last measured, ``asked`` the keys of its last lookups, where they are seen, and
-    ``paths`` those of its entries that drivers stored or hit, shortened.
-    ``at`` is in epoch seconds.
+    ``paths`` those of its entries that drivers stored or hit, shortened. ``at`` is in epoch seconds.
     """
 
     at: float
@@ -109,7 +108,7 @@ class Run(NamedTuple):
 
 
 class Sums(NamedTuple):
-    """The sums of several traced runs, the ``first`` of which began at a time (epoch seconds), as of one."""
+    """The sums of several traced runs, as in :class:`Run`; ``first`` is when the first began, in epoch seconds."""
 
     runs: int
     hits: int

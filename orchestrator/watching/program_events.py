@@ -178,6 +178,13 @@ class BuildEnd(NamedTuple):
         return False if self.binary == "hit" else self.compiled
 
     @property
+    def served_by(self) -> str | None:
+        """Return the layer that had it; ``None`` if none had, or that is unknown."""
+        if self.was_compiled is not False or self.failed:
+            return None
+        return self.layer if self.binary == "hit" else self.driver or None
+
+    @property
     def is_silent(self) -> bool:
         """Return whether the driver was asked, and said nothing."""
         return not self.driver and self.binary != "hit"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from itertools import product
 
 from cachectl.layers.base.errors import FAILURES
 from cachectl.layers.core.entry import Entry
@@ -102,7 +101,7 @@ class Reasons:
         """Say why a layer did not participate where a kernel missed; it may be on in other programs of the run."""
         if name in self._states:
             return self.said_of(name)
-        state = self._layers[name].state_in(this_run.process)
+        state = self._layers[name].view_in(this_run.process).state()
         return causes.OFF.say(layer=name, state="off", reason=state.why) if state.condition is DISABLED else ""
 
     def _absent(self, this_run: KernelRun, last_run: ledger.Known) -> str:
@@ -145,10 +144,7 @@ class Reasons:
         """Return the layers in which a kernel missed with a key that an earlier run had, and with another one."""
         keys_known = {*map(ledger.shorten, last_run.asked), *last_run.paths}
         keys = [(key, layer) for key, layer in this_run.asked.items() if layer is not None and last_run.asked]
-        for path, name in product(this_run.wrote if last_run.paths else (), names):
-            root = self._layers[name].root_in(this_run.process)
-            if root is not None and path.startswith(f"{root.path}/"):
-                keys.append((path, name))
+        keys += [(path, layer) for path, layer in this_run.wrote.items() if layer in names and last_run.paths]
         missing = {layer for key, layer in keys if ledger.shorten(key) in keys_known}
         return missing, {layer for key, layer in keys} - missing
 
@@ -161,8 +157,10 @@ class Reasons:
         """Return where a layer keeps a kernel, and by what: the folder that the build named, or its root."""
         if name in this_run.folders:
             return this_run.folders[name], "cache_dir of the build"
-        root = self._layers[name].root_in(this_run.process)
-        return None if root is None else (str(root.path), root.source)
+        with suppress(*FAILURES):
+            root = next(iter(self._layers[name].view_in(this_run.process).roots()), None)
+            return None if root is None else (str(root.path), root.source)
+        return None
 
     def _differences(self, this_run: KernelRun, last_run: ledger.Known) -> Iterator[str]:
         """Yield what differs from the last run: a place, what decides about keys made in Python, then the build."""

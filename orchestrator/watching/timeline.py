@@ -91,9 +91,9 @@ class Summary(NamedTuple):
     """Where a start went. Seconds of several threads and processes add up in ``stages``.
 
     ``own`` are the seconds in which no thread was in any stage: the program's own. ``missed`` are those that misses
-    took, from a lookup to the end of its store, in the thread in which they took
-    most: processes and threads of a run wait for each other. ``at_least`` is true if neither a driver nor its cache
-    showed whether it compiled, so that this is excluded.
+    took, from a lookup to the end of its store, in the thread in which they took most: processes and threads of a run
+    wait for each other. ``at_least`` is true if neither a driver nor its cache showed whether it compiled, so that this
+    is excluded.
     """
 
     stages: tuple[StageTime, ...]
@@ -133,14 +133,13 @@ class Trace:
     """A run: its command, how it ended, and what each layer did. Seconds are wall time.
 
     ``kernels`` are its builds; ``entries`` those that were hit or stored, of the layers whose files show it;
-    ``unwatched`` commands that used a cache and could not be watched,
-    with the ``layers`` that each was seen to use; ``passed_on`` the output of C code on its error stream in a build
-    that did not end; ``started`` when the run did, in epoch seconds; ``processes`` those that were watched
-    (:func:`read_processes`); and ``spans`` what their time went to. ``summary`` is ``None`` if there was none.
-    ``late`` has by layer what was compiled into entries at a launch. ``warm`` says whether every lookup hit and nothing
-    was compiled or stored; ``None`` if that is unknown.
-    ``verdict`` says in a sentence or two what the run lost to misses, and why; ``missed`` are the kernels that it lost
-    it to, those that took most first.
+    ``unwatched`` commands that used a cache and could not be watched, with the ``layers`` that each was seen to use;
+    ``passed_on`` the output of C code on its error stream in a build that did not end; ``started`` when the run did, in
+    epoch seconds; ``processes`` those that were watched (:func:`read_processes`); and ``spans`` what their time went
+    to. ``summary`` is ``None`` if there was none. ``verdict`` says in a sentence or two what the run lost to misses,
+    and why; ``missed`` are the kernels that it lost it to, those that took most first. ``late`` has by layer what was
+    compiled into entries at a launch. ``warm`` says whether every lookup hit and nothing was compiled or stored;
+    ``None`` if that is unknown.
     """
 
     command: tuple[str, ...] = ()

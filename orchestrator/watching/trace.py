@@ -145,11 +145,6 @@ class Recorder:
             for name, layer in self._layers.items()
         )
         events = evidence.settle_builds(events, layers)
-        kernels = []
-        for build in program_events.of_kind(events, BuildEnd):
-            by_hit = build.layer if build.binary == "hit" else build.driver or None
-            served_by = by_hit if build.was_compiled is False and not build.failed else None
-            kernels.append(timeline.KernelTrace(build.kernels, served_by, build.was_compiled, build.when.seconds))
         # A process that ended in a build did not pass its output on itself.
         passed_on = b""
         for rest in program_events.messages_after(self._notes, events):
@@ -163,7 +158,10 @@ class Recorder:
         self._trace = trace = replace(
             self.trace,
             layers=layers,
-            kernels=tuple(kernels),
+            kernels=tuple(
+                timeline.KernelTrace(build.kernels, build.served_by, build.was_compiled, build.when.seconds)
+                for build in program_events.of_kind(events, BuildEnd)
+            ),
             entries=used,
             unwatched=tuple(
                 {"command": program, "layers": tuple(sorted(names))} for program, names in unwatched.items()
