@@ -91,7 +91,7 @@ def _watch_builds(module: ModuleType, notes: Notes) -> None:
         _here.compiles = []
         about = _here.about = notes.quietly(_about, notes, kind, call) or {}
         # If the program is killed during the build, this remains.
-        notes.add(event="begun")
+        notes.add(event="begun", platform=about.get("platform"))
         driver = listeners.get(about["platform"]) if "platform" in about else unknown
         return driver, notes.quietly(driver.listen) if driver else None
 

@@ -34,6 +34,7 @@ from cachectl.watching.program_events import (
     FailedLookup,
     Misfit,
     ProcessStart,
+    cut_builds,
     of_kind,
 )
 
@@ -206,6 +207,10 @@ class Evidence:
         ]
         if counted.evidence == EXACT and self.used is None and gaps:
             counted = counted._replace(evidence=INFERRED, why=f"{counted.why}; a lower bound: {' and '.join(gaps)}")
+        cut = {platform for platforms in cut_builds(events).values() for platform in platforms}
+        if counted.evidence != NONE and not cut.isdisjoint((*self.part.listeners, *self.layer.about.platforms)):
+            why = f"{counted.why}; a build did not end, so it is unknown whether it missed"
+            counted = counted._replace(misses=counted.misses or None, evidence=INFERRED, why=why)
         if self._off and not (counted.hits or counted.stores):
             return counted._replace(state=DISABLED.value, state_why=self._off)
         # Why it did not participate; what was counted counts more, because a program may switch a layer itself.

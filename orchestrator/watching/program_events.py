@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -123,9 +124,10 @@ class FailedLookup(NamedTuple):
 
 
 class BuildStart(NamedTuple):
-    """A build began."""
+    """A build began, for an OpenCL platform, "" if that is unknown."""
 
     pid: int
+    platform: str = ""
 
 
 class BuildInputs(NamedTuple):
@@ -296,6 +298,13 @@ def read_events(folder: Path) -> tuple[list[Event], list[str]]:
 def of_kind(events: Iterable[Event], kind: type[_Kind]) -> list[_Kind]:
     """Return the events of one kind."""
     return [event for event in events if isinstance(event, kind)]
+
+
+def cut_builds(events: Sequence[Event]) -> dict[int, set[str]]:
+    """Return the processes in which a build began and did not end, each with the platforms for which it built."""
+    started = of_kind(events, BuildStart)
+    cut = Counter(build.pid for build in started) - Counter(build.pid for build in of_kind(events, BuildEnd))
+    return {pid: {build.platform for build in started if build.pid == pid} for pid in cut}
 
 
 def environments(events: Iterable[Event], environment: Environment, names: Iterable[str]) -> dict[int, Environment]:

@@ -19,11 +19,11 @@ from cachectl.watching import causes, differences, evidence, ledger, timeline
 from cachectl.watching.kernels import read_kernels
 from cachectl.watching.program_events import (
     BuildEnd,
-    BuildStart,
     Event,
     FailedLookup,
     ProcessEnd,
     ProcessStart,
+    cut_builds,
     of_kind,
 )
 from cachectl.watching.reasons import Reasons, keys_of
@@ -65,17 +65,14 @@ class Judge:
         programs = {process.pid: " ".join(process.program) for process in started}
         ended = {process.pid for process in of_kind(events, ProcessEnd)} | {os.getpid()}
         builds = of_kind(events, BuildEnd)
-        # Builds that had begun in each process, and have not ended.
-        open_builds = Counter(build.pid for build in of_kind(events, BuildStart)) - Counter(
-            build.pid for build in builds
-        )
+        killed = cut_builds(events)
         #: The programs that were killed in a build, or have left without Python's last steps, as a pool's workers do.
         self._cut = [
             program
             for pid, program in programs.items()
-            if open_builds[pid] or (pid not in ended and _WORKER not in program)
+            if pid in killed or (pid not in ended and _WORKER not in program)
         ]
-        self._is_killed_in_build = bool(open_builds)
+        self._is_killed_in_build = bool(killed)
         #: Lookups that raised an exception, of which nothing else is known.
         self._raised = of_kind(events, FailedLookup)
         self._builds = [build for build in builds if not build.failed]
