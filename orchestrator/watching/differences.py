@@ -14,6 +14,7 @@ from pathlib import Path
 from cachectl.layers.base.lazy import regex
 from cachectl.layers.base.text import plural
 from cachectl.layers.disk import distributions, plain
+from cachectl.layers.formats.opencl_source import kernel_names
 from cachectl.watching import causes, ledger
 from cachectl.watching.program_events import PORTABLE, BuildInputs, ProcessStart, ProcessState
 
@@ -21,7 +22,6 @@ _INCLUDE = regex(r'(?m)^[ \t]*#[ \t]*include[ \t]*[<"]([^>"\n]+)[>"]')
 _MACRO = regex(r"[ \t]*#[ \t]*define[ \t]+(\w+)(?:\([^)]*\))?[ \t]*(.*)")
 _WORD = regex(r"([A-Za-z_]\w*)")
 _CALL = regex(r"\b([A-Za-z_]\w*)\s*\(")
-_KERNEL = regex(r"kernel\s+void\s+(\w+)")
 _TYPE = regex(
     r"u?(?:char|short|int|long)\d*|(?:float|double|half)\d*|bool|void|size_t|_*(?:global|local|constant|private)"
 )
@@ -179,8 +179,8 @@ def renamed(now: str, before: str) -> tuple[str, str] | None:
     if not same or [pairs[word] for word in here[1::2]] != there[1::2]:
         return None
     changed = [(word, was) for word, was in pairs.items() if word != was]
-    kernels = {*_KERNEL.findall(now), *_KERNEL.findall(before)}
-    words = {word for pair in changed for word in pair} - kernels
+    kernels = kernel_names(f"{now}\n{before}".encode(errors="replace"))
+    words = {word for pair in changed for word in pair}.difference(kernels or ())
     called = {match[1] for text in (now, before) for match in _CALL.finditer(text)}
     return changed[0] if changed and not words & called and not any(map(_TYPE.fullmatch, words)) else None
 

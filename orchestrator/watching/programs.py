@@ -102,10 +102,8 @@ class Processes:
 
     def _look_on(self, ended: threading.Event) -> None:
         took, last = 0.0, time.monotonic()
-        while True:
-            # Even in a hurry it looks at most half of the time.
-            if ended.wait(took):
-                return
+        # Even in a hurry it looks at most half of the time.
+        while not ended.wait(took):
             self._hurry.wait(max(_SECONDS_BETWEEN, _TIMES * took) - took)
             if ended.is_set():
                 return

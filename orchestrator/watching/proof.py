@@ -278,8 +278,7 @@ class Proof:
         # Each turn gets one folder nearer, or finds that one has vanished.
         for _ in folder.path.parts:
             above = next(parent for parent in folder.path.parents if os.path.isdir(parent))
-            reason = self._events.watch(above, _ON_THE_WAY)
-            if reason is not None:
+            if (reason := self._events.watch(above, _ON_THE_WAY)) is not None:
                 folder.doubt(f"no file events ({reason})")
                 return
             step = above / folder.path.relative_to(above).parts[0]

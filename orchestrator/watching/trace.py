@@ -291,22 +291,22 @@ def traced() -> Iterator[Recorder]:
     lines: list[str] = []
     try:
         stack = LayerSet()
-        with child.isolated_root(stack.environment, notice=lines.append) as folder:
+        with ExitStack() as block:
+            folder = block.enter_context(child.isolated_root(stack.environment, notice=lines.append))
             recorder = Recorder(stack, folder, lines.append, off=disabled.STAY_OFF)
             variables, owner = recorder.start(), os.getpid()
-            try:
-                with overlay.applied(overlay.variables(variables)):
-                    noted = observer.observe(variables[_FOLDER], str(folder / "site"))
-                    try:
-                        yield recorder
-                    finally:
-                        noted.stop()
-            finally:
+
+            def end() -> None:
                 # A forked child leaves the trace, and the ledger, to the process that began it.
                 if os.getpid() == owner:
                     recorder.finish()
                 else:
                     recorder.stop()
+
+            block.callback(end)
+            block.enter_context(overlay.applied(overlay.variables(variables)))
+            block.callback(observer.observe(variables[_FOLDER], str(folder / "site")).stop)
+            yield recorder
     finally:
         _ONE.release()
         for line in lines:
