@@ -114,14 +114,17 @@ class Reasons:
         for name in names:
             layer = self._layers[name]
             if any(path in (layer.before or {}) for path in this_run.wrote):
-                return (causes.RELINKED if this_run.is_linked and layer.part.relinks else causes.NOT_TAKEN).say(
-                    layer=name
-                )
+                cause = causes.RELINKED if this_run.is_linked and layer.part.relinks else causes.NOT_TAKEN
+                return cause.say(layer=name)
         empty = [name for name in names if self._layers[name].before == {}]
-        missing, elsewhere = self._by_key(this_run, last_run, names)
+        keys = [(key, layer) for key, layer in this_run.asked.items() if layer is not None and last_run.asked]
+        keys += [(path, layer) for path, layer in this_run.wrote.items() if layer in names and last_run.paths]
+        keys_known = {*map(ledger.shorten, last_run.asked), *last_run.paths}
+        missing = {layer for key, layer in keys if ledger.shorten(key) in keys_known}
         if empty or missing:
             return (causes.EMPTY if empty else causes.MISSING).say(layers=", ".join(empty or sorted(missing)))
-        if elsewhere:
+        # It missed with another key than in earlier runs.
+        if elsewhere := {layer for _, layer in keys}:
             although = ", though its source and options did not" if this_run.builds else ""
             return causes.OTHER_KEY.say(layers=", ".join(sorted(elsewhere)), although=although)
         return causes.UNEXPLAINED.say(layers=", ".join(names))
@@ -139,14 +142,6 @@ class Reasons:
         layers = ", ".join(name for name in names if name in {removal.layer for removal in removals})
         last = removals[-1]
         return causes.REMOVED.say(layers=layers, verb=last.verb, moment=units.moment(last.at))
-
-    def _by_key(self, this_run: KernelRun, last_run: ledger.Known, names: Sequence[str]) -> tuple[set[str], set[str]]:
-        """Return the layers in which a kernel missed with a key that an earlier run had, and with another one."""
-        keys_known = {*map(ledger.shorten, last_run.asked), *last_run.paths}
-        keys = [(key, layer) for key, layer in this_run.asked.items() if layer is not None and last_run.asked]
-        keys += [(path, layer) for path, layer in this_run.wrote.items() if layer in names and last_run.paths]
-        missing = {layer for key, layer in keys if ledger.shorten(key) in keys_known}
-        return missing, {layer for key, layer in keys} - missing
 
     def said_of(self, name: str) -> str:
         """Say why a layer did not participate in the run."""
