@@ -135,6 +135,10 @@ def _closed(path: Path, nearest: Path, home: Path) -> Obstacle | None:
         use, state = Use.MAKE, f"cannot be created, because {nearest} is"
     if mount_flags(nearest) & getattr(os, "ST_RDONLY", 0):
         return Obstacle("closed", use, nearest, f"{state} on a file system that is mounted read-only")
+    # A library that creates the folders on the way fails at the first of these.
+    names = (os.fsencode(name) for name in path.relative_to(nearest).parts)
+    if hasattr(os, "pathconf") and max(map(len, names), default=0) > os.pathconf(nearest, "PC_NAME_MAX"):
+        return Obstacle("closed", use, path, f"cannot be created: {os.strerror(errno.ENAMETOOLONG)}")
     if not is_writable(nearest):
         closed = trust.closed_by_another(nearest, home)
         message = f"{state} not writable by you{closed.owner}"

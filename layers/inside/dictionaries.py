@@ -27,12 +27,9 @@ def watch(module: ModuleType, notes: Notes) -> None:
         if call.error is None or issubclass(call.error, KeyError):
             more = {"collision": True} if call.error and "Collision" in call.error.__name__ else {}
             _note(notes, "miss" if call.error else "hit", call, **more)
-        elif issubclass(call.error, Exception):
+        else:
             # Such as when a module that the row needs is missing.
-            dictionary, key = call.arguments[0], call.get(1, "key")
-            about = {"dictionary": dictionary.identifier, "key": dictionary.key_builder(key)}
-            file = os.path.basename(str(getattr(dictionary, "filename", "")))
-            notes.add(call.start, event="raised", layer="pytools", error=call.error.__name__, file=file, **about)
+            _raised(notes, call, "lookup")
 
     def note_disk(_: Invocation) -> None:
         _here.on_disk = True
@@ -57,9 +54,23 @@ def watch(module: ModuleType, notes: Notes) -> None:
 
 
 def _stored(notes: Notes, call: Invocation) -> None:
+    if call.error is not None:
+        _raised(notes, call, "store")
     # A write-once dictionary does not store a value again.
-    if call.error is None and (call.before is None or notes.quietly(_changes, call) != call.before):
+    elif call.before is None or notes.quietly(_changes, call) != call.before:
         _note(notes, "store", call, bytes=notes.quietly(_newest, call))
+
+
+def _raised(notes: Notes, call: Invocation, use: str) -> None:
+    """Note the exception of a lookup or a store, unless it says only that the key is there or is missing."""
+    if call.error is not None and issubclass(call.error, Exception) and not issubclass(call.error, KeyError):
+        dictionary, key = call.arguments[0], call.get(1, "key")
+        about = {"dictionary": dictionary.identifier, "key": dictionary.key_builder(key), "use": use}
+        file = os.path.basename(str(getattr(dictionary, "filename", "")))
+        error = call.error.__qualname__
+        if call.error.__module__ != "builtins":
+            error = f"{call.error.__module__}.{error}"
+        notes.add(call.start, event="raised", layer="pytools", error=error, file=file, **about)
 
 
 def _note(notes: Notes, event: str, call: Invocation, **more: object) -> None:

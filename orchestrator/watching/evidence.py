@@ -31,7 +31,7 @@ from cachectl.watching.program_events import (
     CacheStore,
     DriverMessages,
     Event,
-    FailedLookup,
+    FailedUse,
     Misfit,
     ProcessStart,
     cut_builds,
@@ -350,7 +350,7 @@ def find_owners(events: Iterable[Event], parts: Mapping[str, Lookups]) -> list[E
 
     return [
         event._replace(layer=owner_of(event.layer, event.dictionary))
-        if isinstance(event, CacheLookup | CacheStore | FailedLookup)
+        if isinstance(event, CacheLookup | CacheStore | FailedUse)
         else event
         for event in events
     ]

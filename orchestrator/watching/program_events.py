@@ -112,8 +112,11 @@ class CacheStore(NamedTuple):
     bytes: int | None = None
 
 
-class FailedLookup(NamedTuple):
-    """A lookup raised an exception, whose class is the ``error``; ``file`` is the name of the dictionary's database."""
+class FailedUse(NamedTuple):
+    """A lookup or store, as ``use`` says, raised an exception of class ``error``, with the module if it has one.
+
+    ``file`` is the name of the dictionary's database.
+    """
 
     pid: int
     layer: str
@@ -121,6 +124,7 @@ class FailedLookup(NamedTuple):
     key: str
     file: str
     error: str
+    use: str
 
 
 class BuildStart(NamedTuple):
@@ -242,7 +246,7 @@ ProcessState = ProcessStart | ProcessChange
 CacheUse = CacheLookup | CacheStore | BuildEnd
 _OfProcess = ProcessState | ProcessEnd | Misfit
 _OfBuild = BuildStart | SourceText | DriverMessages | PortableBuild
-Event = _OfProcess | _OfBuild | CacheUse | FailedLookup | StageSpan
+Event = _OfProcess | _OfBuild | CacheUse | FailedUse | StageSpan
 _KINDS: Mapping[str, Callable[..., Event]] = {
     "started": ProcessStart,
     "environment": ProcessChange,
@@ -251,7 +255,7 @@ _KINDS: Mapping[str, Callable[..., Event]] = {
     "hit": CacheLookup,
     "miss": CacheLookup,
     "store": CacheStore,
-    "raised": FailedLookup,
+    "raised": FailedUse,
     "begun": BuildStart,
     "build": BuildEnd,
     "span": StageSpan,

@@ -11,7 +11,7 @@ import math
 import os
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -45,7 +45,8 @@ class Processes:
     ``folder`` is that of the run's events, ``None`` if no observer runs. ``observed`` are the lookups of layers that
     count in the process itself, by which programs of the run are known that used them unseen; ``by_files`` those that
     are seen by their files, by any program. ``strangers`` has by process id programs that use these and are not of the
-    run; they are looked for in each look, or ``on_demand``, when :meth:`hurry` is called.
+    run; they are looked for in each look, or ``on_demand``, when :meth:`hurry` is called. ``lockers`` names those that
+    locked a file in one of the folders ``locked``.
     """
 
     def __init__(
@@ -55,11 +56,13 @@ class Processes:
         by_files: Mapping[str, Lookups],
         *,
         on_demand: bool = False,
+        locked: Iterable[Path] = (),
     ) -> None:
         self._folder = folder
         self._observed = observed
         self._by_files = by_files
         self._on_demand = on_demand
+        self._locked = tuple(locked)
         #: By process id and the address where its stack begins, because a process may execute another program, which
         #: gets another stack. A fork keeps it.
         self.programs: dict[tuple[int, bytes], Program] = {}
@@ -69,6 +72,7 @@ class Processes:
         #: Children that were started before the run are not of it.
         self._earlier = processes.children_of(os.getpid())
         self.strangers: dict[int, Program] = {}
+        self.lockers: dict[int, str] = {}
         #: Processes of the run that did not show what they had mapped.
         self.hidden: set[int] = set()
         #: The longest time between looks in seconds; infinite if no thread could look.
@@ -130,6 +134,9 @@ class Processes:
                 parent = int(fields[_PARENT]) if fields else 0
                 program = Program(parent, processes.process_names((pid,)), processes.first_variables(pid) or {}, set())
                 self.strangers.setdefault(pid, program).uses.update(uses)
+        files = (file for folder in self._locked for file in folder.glob("*"))
+        for pid in {*processes.lockers_of(*files)}.difference(run, self.lockers):
+            self.lockers[pid] = processes.process_names((pid,))
         if looks_at_others and self._on_demand:
             self._next = time.monotonic() + _TIMES * (time.monotonic() - begun)
 

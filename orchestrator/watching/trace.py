@@ -93,7 +93,8 @@ class Recorder:
         # Those that are listened to in programs of the run are used by others, too.
         by_files = {name: part for name, part in self._parts.items() if part.files or part.listeners}
         observed = {name: part for name, part in self._parts.items() if not part.files}
-        self._processes = programs.Processes(self._notes, observed, by_files)
+        locked = {root.path for watch in self._layers.values() if watch.part.opened for root in watch.layer.roots()}
+        self._processes = programs.Processes(self._notes, observed, by_files, locked=locked)
         watched_layers = (layer.layer for layer in self._layers.values() if layer.part.files)
         self._files = EntryEvents(watched_layers, arrived=self._processes.hurry)
         # Before the run: another one that ends meanwhile is no earlier one.
@@ -171,7 +172,7 @@ class Recorder:
             spans=spans,
             summary=timeline.summarize(spans, wall) if processes else None,
         )
-        judge = verdict.Judge(self._layers, trace, events, self._book)
+        judge = verdict.Judge(self._layers, trace, events, self._book, self._processes.lockers.values())
         missed = judge.missed(explain=explain)
         self._trace = replace(trace, missed=missed, late=judge.late, verdict=judge.verdict(missed), warm=judge.is_warm)
         if self._book is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
 from itertools import chain, islice, product
@@ -20,7 +20,7 @@ from cachectl.watching.kernels import read_kernels
 from cachectl.watching.program_events import (
     BuildEnd,
     Event,
-    FailedLookup,
+    FailedUse,
     ProcessEnd,
     ProcessStart,
     cut_builds,
@@ -53,8 +53,11 @@ class Judge:
         trace: timeline.Trace,
         events: Sequence[Event],
         book: ledger.Ledger | None,
+        lockers: Iterable[str],
     ) -> None:
         self._layers = layers
+        #: Other programs that locked a file of a cache meanwhile.
+        self._lockers = lockers
         self._trace = trace
         self._states = {use.layer: use for use in trace.layers if use.state in ("disabled", "closed")}
         self.kernels = read_kernels(layers, trace, events)
@@ -74,7 +77,7 @@ class Judge:
         ]
         self._is_killed_in_build = bool(killed)
         #: Lookups that raised an exception, of which nothing else is known.
-        self._raised = of_kind(events, FailedLookup)
+        self._raised = of_kind(events, FailedUse)
         self._builds = [build for build in builds if not build.failed]
         self._failed = [build for build in builds if build.failed]
 
@@ -110,9 +113,12 @@ class Judge:
         status = self._trace.exit_status
         if status:
             yield f"The command ended with status {status}."
-        for lookup in self._raised[:1]:
-            purge = f"cachectl purge --key {shlex.quote(f'{lookup.file}/{lookup.key}')} {lookup.layer}"
-            yield f"A lookup in {lookup.dictionary} raised {lookup.error}; {purge} removes the row."
+        for use in self._raised[:1]:
+            fix = f"cachectl purge --key {shlex.quote(f'{use.file}/{use.key}')} {use.layer} removes the row"
+            # The row is not at fault if the database is, or if there is none.
+            if use.use == "store" or use.error.startswith("sqlite3."):
+                fix = f"cachectl doctor {use.layer} checks the folder"
+            yield f"A {use.use} in {use.dictionary} raised {use.error}; {fix}."
         if self._failed:
             seconds = sum(build.when.seconds for build in self._failed)
             took = f", which took {seconds:.2f} s" if seconds >= _NOTHING else ""
@@ -185,7 +191,8 @@ class Judge:
         seconds = sum(own for span, own in timeline.own_times(self._trace.spans) if span.stage == "store")
         if seconds < max(_LONG_STORE, summary.missed / 4):
             return ""
-        return f" {seconds:.2f} s of that was spent storing, which waits while another program has the cache locked."
+        who = ", ".join(self._lockers) or "another program"
+        return f" {seconds:.2f} s of that was spent storing, which waits while {who} has the cache locked."
 
     def _stored(self) -> str:
         """Say what was stored that no watched build explains; nothing if there is nothing."""

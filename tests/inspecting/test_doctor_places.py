@@ -4,12 +4,13 @@ import json
 import os
 import platform
 import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
-from homes import CACHECTL, Home
+from homes import CACHECTL, PROGRAMS, Home
 from support.accounts import install_for_all
 from support.doctor import (
     after,
@@ -24,7 +25,7 @@ from support.doctor import (
     with_miopen,
 )
 from support.layers import register_driver
-from tiers import AS_NOBODY, NOBODY, as_root, thorough
+from tiers import AS_NOBODY, NOBODY, as_root, real, thorough
 
 from benchmarks.commands import at_home
 from cachectl.layers.base.environment import user_name
@@ -496,6 +497,15 @@ def test_closed_files_are_one_finding_with_one_command(tmp_path: Path, held_to_m
     assert "which is not writable by you (2 more like it): pytools can add nothing" in found["message"]
     shell(tmp_path, found["fix"])
     assert asked(tmp_path, (*held_to_modes, *CACHECTL), "doctor", "pytools") == []
+
+
+@real
+def test_a_name_that_is_too_long_for_the_file_system_leaves_pocl_without_a_cache(home: Home) -> None:
+    home = Home(home.path, {**home.variables, "POCL_CACHE_DIR": f"{home.path}/kernels/{'long' * 64}"})
+    assert home.run(sys.executable, f"{PROGRAMS}/kernels.py", "1", check=False).returncode == 1
+    (found,) = (one for one in home.json("doctor", "pocl", check=False)["findings"] if one["code"] == "closed")
+    assert (found["severity"], found["message"].partition(":")[0]) == ("fails every run", "cannot be created")
+    home.run("sh", "-c", f'{found["fix"]}; exec "$@"', "sh", sys.executable, f"{PROGRAMS}/kernels.py", "1")
 
 
 def test_a_home_of_the_account_that_is_closed_keeps_nothing_of_older_mesas(tmp_path: Path, mount: Mount) -> None:

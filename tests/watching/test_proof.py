@@ -82,7 +82,8 @@ def test_a_cold_run_compiles_everything_leaves_everything_and_is_proved(rich: Ho
         assert done.stderr.count("Writing program.bc") == kernels + plain
         lines = done.stderr.splitlines()
         assert lines[-1] == HOLDS
-        unused = next(line for line in lines if "proof: not used: " in line)
+        # On a busy machine the processes are not looked at often enough to know that.
+        unused = next((line for line in lines if "proof: not used: " in line), "")
         for layer in FILES:
             said = unused if f" {layer}," in unused or f" {layer} (" in unused else said_of(layer, lines)
             assert said == unused or ("not written (" in said, "not read (file events on " in said) == (True, True)
@@ -313,16 +314,21 @@ def test_another_programs_use_of_what_the_command_did_not_load_is_told_from_its_
     fifo = home.path / "fifo"
     os.mkfifo(fifo)
     held = [sys.executable, f"{PROGRAMS}/holding.py", "1", "2"]
-    command = ["sh", "-c", 'exec "$@" <> fifo', "sh", *held]
-    with subprocess.Popen(command, env=home.variables, cwd=home.path, stdout=subprocess.PIPE) as other:
-        assert other.stdout is not None
-        assert other.stdout.readline() == b"built\n"
-        waits = f"echo > {fifo}; while kill -0 {other.pid} && ! grep -q Z /proc/{other.pid}/stat; do sleep 0.1; done"
-        done = home.cachectl("run --prove --layer pocl -- sh -c", waits, check=False)
-        output = other.stdout.read()
-    assert b"results" in output
     unused = "not used: no process of the command loaded /libpocl"
-    assert f"{unused}; PID {other.pid} (" in done.stderr or f"proof: {unused}" in done.stderr, done.stderr
+    command = ["sh", "-c", 'exec "$@" <> fifo', "sh", *held]
+    # On a busy machine the processes are not always looked at often enough to know that.
+    for _ in range(3):
+        with subprocess.Popen(command, env=home.variables, cwd=home.path, stdout=subprocess.PIPE) as other:
+            assert other.stdout is not None
+            assert other.stdout.readline() == b"built\n"
+            waits = (
+                f"echo > {fifo}; while kill -0 {other.pid} && ! grep -q Z /proc/{other.pid}/stat; do sleep 0.1; done"
+            )
+            done = home.cachectl("run --prove --layer pocl -- sh -c", waits, check=False)
+            assert b"results" in other.stdout.read()
+        if unused in done.stderr:
+            break
+    assert f"{unused}; PID {other.pid} (" in done.stderr, done.stderr
     assert (done.returncode, done.stderr.splitlines()[-1]) == (0, HOLDS)
 
 

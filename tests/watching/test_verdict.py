@@ -3,7 +3,9 @@
 import os
 import re
 import shutil
+import sqlite3
 import stat
+import subprocess
 import sys
 import zlib
 from base64 import b85encode
@@ -540,3 +542,39 @@ def test_a_salted_build_is_no_earlier_run(home: Home) -> None:
         trace(home, sys.executable, "-c", BUILD + salted)
     home.cachectl("purge pocl")
     assert reasons(trace(home, sys.executable, "-c", BUILD))["once"].startswith(PURGED)
+
+
+@real
+def test_a_store_that_raises_is_named_with_the_command_that_finds_the_cause(home: Home) -> None:
+    """Root could write it all the same, so the database itself refuses."""
+    code = "from pytools.persistent_dict import WriteOncePersistentDict as D; d = D('mine', safe_sync=False); "
+    home.run(sys.executable, "-c", f"{code}d.store('a', 1)")
+    (file,) = (home.path / ".cache/pytools").glob("pdict-v5-mine-*.sqlite")
+    with sqlite3.connect(file) as database:
+        database.execute("CREATE TRIGGER refuse BEFORE INSERT ON dict BEGIN SELECT RAISE(ABORT, 'refused'); END")
+    document = trace(home, sys.executable, "-c", f"{code}d.store('b', 2)", check=False)
+    assert document["verdict"].startswith(
+        "The command ended with status 1. A store in mine raised sqlite3.IntegrityError; cachectl doctor pytools checks"
+    )
+
+
+@real
+@thorough_only
+def test_a_wait_for_a_locked_dictionary_names_the_program_that_locked_it(seeded: Home) -> None:
+    run(seeded)
+    (locked,) = (seeded.path / ".cache/pytools").glob("*loopy-code-gen*.sqlite")
+    (earlier,) = (seeded.path / ".cache/pytools").glob("*loopy-schedule*.sqlite")
+    hold = (
+        "import sqlite3, sys, time; locked, earlier = [sqlite3.connect(file) for file in sys.argv[1:]];"
+        "count = lambda: earlier.execute('SELECT count(*) FROM dict').fetchone(); before = count();"
+        "locked.execute('BEGIN IMMEDIATE'); print('locked', flush=True);"
+        "any(time.sleep(0.05) for _ in iter(lambda: count() == before, False)); time.sleep(2)"
+    )
+    command = (sys.executable, "-c", hold, str(locked), str(earlier))
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"locked\n"
+        document = run(seeded, BARRIERS="1")
+    assert re.search(
+        rf"spent storing, which waits while PID {holder.pid} \(python.* has the cache locked\.", document["verdict"]
+    )
