@@ -377,10 +377,10 @@ def complete_builds(events: Sequence[Event], entries: Iterable[EntryTrace]) -> l
 def settle_builds(events: Sequence[Event], layers: Iterable[LayerTrace]) -> list[Event]:
     """Return events in which builds of several threads say whether they were compiled, if sums leave one answer.
 
-    A driver that reports does not say which thread a message is of.
+    A driver that reports does not say which thread a message is of. Those of a build that did not end are unread.
     """
     settled = [*events]
-    for use in layers:
+    for use in layers if not cut_builds(events) else ():
         builds = {
             index: event
             for index, event in enumerate(events)
@@ -390,11 +390,10 @@ def settle_builds(events: Sequence[Event], layers: Iterable[LayerTrace]) -> list
         if unclear and use.misses is not None and all(len(build.inputs.devices) == 1 for build in builds.values()):
             left = use.misses - sum(bool(build.compiled) for build in builds.values())
             # Of threads that build the same at once the first compiles, and the others wait for it.
-            by_begin = sorted(unclear, key=lambda index: unclear[index].began, reverse=True)
-            first = {(unclear[index].inputs.source, unclear[index].inputs.options): index for index in by_begin}
+            by_begin = sorted(unclear.items(), key=lambda item: item[1].began, reverse=True)
+            first = {build.inputs: index for index, build in by_begin}
             if left in (0, len(first), len(unclear)):
                 for index, build in unclear.items():
-                    is_first = first[build.inputs.source, build.inputs.options] == index
-                    compiled = left == len(unclear) or (left == len(first) and is_first)
+                    compiled = left == len(unclear) or (left == len(first) and first[build.inputs] == index)
                     settled[index] = build._replace(compiled=compiled)
     return settled
