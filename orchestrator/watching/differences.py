@@ -38,8 +38,8 @@ NAMED, _LONG = 2, 80
 def read_build(
     build: BuildInputs,
     text: str,
-    process: ProcessStart | None,
-    state: ProcessState | None,
+    process: ProcessStart,
+    state: ProcessState,
     names: Collection[str],
 ) -> ledger.Build:
     """Return what a build was made from as the ledger keeps it, with the text of its source, "" if that is unknown.
@@ -47,9 +47,9 @@ def read_build(
     ``process`` is the event by which its process started, and ``state`` the one that noted its variables and working
     directory last; ``names`` are variables that are part of keys.
     """
-    variables = {} if state is None else state.variables or {}
+    variables = state.variables
     # PyOpenCL adds its own folder to the options of every build that is not portable.
-    paths = () if process is None or PORTABLE in variables else process.paths
+    paths = () if PORTABLE in variables else process.paths
     return ledger.Build(
         build.source,
         ledger.pack(text),
@@ -58,9 +58,9 @@ def read_build(
         build.platform,
         build.version,
         distributions.pyopencl_includes([Path(path) for path in paths]) or "",
-        tuple(_headers(text, build.options.split(), "" if state is None else state.cwd)),
+        tuple(_headers(text, build.options.split(), state.cwd)),
         tuple((name, variables[name]) for name in sorted(names) if name in variables),
-        "" if process is None else program_of(process),
+        program_of(process),
     )
 
 

@@ -122,8 +122,8 @@ def _read_events(
             if not isinstance(event, BuildEnd):
                 if event.key:
                     run.asked.setdefault(event.key, layer)
-            elif not event.failed:
-                text, process, state = texts.get(event.inputs.source, ""), started.get(event.pid), states.get(event.pid)
+            elif not event.failed and (process := started.get(event.pid)) is not None:
+                text, state = texts.get(event.inputs.source, ""), states.get(event.pid, process)
                 inputs = differences.read_build(event.inputs, text, process, state, variables)
                 run.add_build(event, inputs, stored.pop(event.pid, {}))
     return kernels

@@ -53,7 +53,7 @@ class ProcessStart(NamedTuple):
     pid: int
     program: tuple[str, ...]
     host: str
-    variables: Mapping[str, str] | None = None
+    variables: Mapping[str, str] = {}
     cwd: str = ""
     python: str = ""
     #: The absolute paths of ``sys.path``.
@@ -322,8 +322,7 @@ def environments(events: Iterable[Event], environment: Environment, names: Itera
     working: set[int] = set()
     for event in events:
         if isinstance(event, ProcessState):
-            if event.variables is not None:
-                current[event.pid] = event
+            current[event.pid] = event
         elif event.pid in current and (
             isinstance(event, CacheUse) or (isinstance(event, StageSpan) and event.stage == "driver")
         ):
@@ -332,7 +331,7 @@ def environments(events: Iterable[Event], environment: Environment, names: Itera
                 working.add(event.pid)
     unset, views = dict.fromkeys(names), dict[int, Environment]()
     for process in sorted(working):
-        variables, folder = read[process].variables or {}, read[process].cwd or str(environment.cwd)
+        variables, folder = read[process].variables, read[process].cwd or str(environment.cwd)
         views[process] = environment.with_variables({**unset, **variables})._replace(cwd=Path(folder))
     return views
 
