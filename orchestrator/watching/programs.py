@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
@@ -61,14 +62,12 @@ class Processes:
         self._folder = folder
         self._observed = observed
         self._by_files = by_files
-        self._on_demand = on_demand
         self._locked = tuple(locked)
         #: By process id and the address where its stack begins, because a process may execute another program, which
         #: gets another stack. A fork keeps it.
         self.programs: dict[tuple[int, bytes], Program] = {}
         #: The latest stack of each process.
         self._stacks: dict[int, bytes] = {}
-        self._own_stack = processes.stat_fields(os.getpid())[_START_OF_STACK:][:1]
         #: Children that were started before the run are not of it.
         self._earlier = processes.children_of(os.getpid())
         self.strangers: dict[int, Program] = {}
@@ -78,8 +77,12 @@ class Processes:
         #: The longest time between looks in seconds; infinite if no thread could look.
         self.longest = 0.0
         self._hurry = threading.Event()
-        #: When the programs that are not of the run are looked at again, by the monotonic clock.
-        self._next = 0.0
+        #: When the programs that are not of the run can be looked at again, by the monotonic clock; ``None`` if always.
+        self._next = 0.0 if on_demand else None
+
+    @cached_property
+    def _own_stack(self) -> list[bytes]:
+        return processes.stat_fields(os.getpid())[_START_OF_STACK:][:1]
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -120,7 +123,7 @@ class Processes:
     def look(self) -> None:
         """Record the processes that are alive now; one of the run that the observer watches is not examined."""
         begun = time.monotonic()
-        looks_at_others = begun >= self._next and (self._hurry.is_set() or not self._on_demand)
+        looks_at_others = self._next is None or (begun >= self._next and self._hurry.is_set())
         self._hurry.clear()
         run = [os.getpid()]
         for parent in run:
@@ -137,7 +140,7 @@ class Processes:
         files = (file for folder in self._locked for file in folder.glob("*"))
         for pid in {*processes.lockers_of(*files)}.difference(run, self.lockers):
             self.lockers[pid] = processes.process_names((pid,))
-        if looks_at_others and self._on_demand:
+        if looks_at_others and self._next is not None:
             self._next = time.monotonic() + _TIMES * (time.monotonic() - begun)
 
     def unwatched(self) -> dict[str, set[str]]:
