@@ -56,7 +56,8 @@ def _watch_binaries(module: ModuleType, notes: Notes) -> None:
         # A program for several devices is a hit if the binaries of all devices are.
         if event == "miss" or getattr(_here, "binary", None) is None:
             _here.binary = event
-        notes.add(call.start, event=event, layer="pyopencl", key=key, **getattr(_here, "about", {}))
+        kernels = getattr(_here, "about", {}).get("kernels")
+        notes.add(call.start, event=event, layer="pyopencl", key=key, kernels=kernels)
         if call.value is None:
             _here.missed.append(os.path.join(folder, key))
 
@@ -90,7 +91,7 @@ def _watch_builds(module: ModuleType, notes: Notes) -> None:
         _here.compiles = []
         about = _here.about = notes.quietly(_about, notes, kind, call) or {}
         # If the program is killed during the build, this remains.
-        notes.add(event="begun", kind=kind, kernels=about.get("kernels"), platform=about.get("platform"))
+        notes.add(event="begun", platform=about.get("platform"))
         driver = listeners.get(about["platform"]) if "platform" in about else unknown
         return driver, notes.quietly(driver.listen) if driver else None
 

@@ -67,9 +67,7 @@ def _raised(notes: Notes, call: Invocation, use: str) -> None:
         dictionary, key = call.arguments[0], call.get(1, "key")
         about = {"dictionary": dictionary.identifier, "key": dictionary.key_builder(key), "use": use}
         file = os.path.basename(str(getattr(dictionary, "filename", "")))
-        error = call.error.__qualname__
-        if call.error.__module__ != "builtins":
-            error = f"{call.error.__module__}.{error}"
+        error = f"{call.error.__module__}.{call.error.__qualname__}".replace("builtins.", "", 1)
         notes.add(call.start, event="raised", layer="pytools", error=error, file=file, **about)
 
 
@@ -94,7 +92,6 @@ def _changes(call: Invocation) -> int | tuple[int, ...]:
 
 
 def _newest(call: Invocation) -> int:
-    """Return the bytes of the value that a dictionary stored last."""
     dictionary = call.arguments[0]
     if not hasattr(dictionary, "conn"):
         return sum(item.stat().st_size for item in os.scandir(_folder(call)))

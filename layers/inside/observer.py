@@ -155,11 +155,8 @@ class Notes:
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """Find a library through the other finders, and wrap it after its loader has executed it."""
-        is_of_package = name.partition(".")[0] in self._packages
-        if not is_of_package and name not in self._watchers:
-            return None
         imports = vars(self.here).setdefault("imports", set())
-        timed = name in self._packages or (is_of_package and not imports)
+        timed = name in self._packages or (name.partition(".")[0] in self._packages and not imports)
         if not timed and name not in self._watchers:
             return None
         begun = self.now()
@@ -296,16 +293,23 @@ class Notes:
         """Append the first event of a process, which may be a fork of another: that it is watched."""
         if self._pid != os.getpid():
             self._pid = os.getpid()
-            # sys.argv is not set yet when the observer is loaded.
-            program = list(getattr(sys, "orig_argv", None) or sys.argv)
-            host = os.uname().nodename if hasattr(os, "uname") else ""
             self._state = self._read()
-            rank = next(
-                (int(os.environ[name]) for name in self._table["ranks"] if os.environ.get(name, "").isdecimal()), None
+            ranks = (os.environ.get(name, "") for name in self._table["ranks"])
+            self._write(
+                {
+                    "event": "started",
+                    # sys.argv is not set yet when the observer is loaded.
+                    "program": list(getattr(sys, "orig_argv", None) or sys.argv),
+                    "host": os.uname().nodename if hasattr(os, "uname") else "",
+                    "rank": next((int(rank) for rank in ranks if rank.isdecimal()), None),
+                    "variables": self._state[0],
+                    "cwd": self._state[1],
+                    # What decides keys made in Python, and the meaning of relative paths in options.
+                    "python": sys.version.split()[0] + " with -O" * bool(sys.flags.optimize),
+                    "paths": _quietly(list, map(os.path.abspath, sys.path)),
+                    "forked": self._pid != self._origin,
+                }
             )
-            known = {"program": program, "host": host, "rank": rank, "variables": self._state[0]}
-            known["forked"] = self._pid != self._origin
-            self._write({"event": "started", **known, **(_quietly(_python) or {})})
 
     def _write(self, event: dict[str, object]) -> None:
         line = _quietly(_encode, {"pid": self._pid, "at": self.epoch(), **event})
@@ -325,12 +329,6 @@ def observe(folder: str, site: str) -> Notes:
         notes = Notes(folder, site, json.load(stream))
     notes.start()
     return notes
-
-
-def _python() -> dict[str, object]:
-    """Return what decides keys made in Python, and the meaning of relative paths in options."""
-    python = sys.version.split()[0] + " with -O" * bool(sys.flags.optimize)
-    return {"python": python, "paths": [os.path.abspath(path) for path in sys.path], "cwd": os.getcwd()}
 
 
 def _append(path: str, line: str) -> None:

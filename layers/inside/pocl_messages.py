@@ -5,6 +5,7 @@ A trace copies this file next to its observer: it imports only the standard libr
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import os
@@ -174,18 +175,15 @@ class Listener:
             library.setvbuf(ctypes.c_void_p(self._file), None, line_buffered, ctypes.c_size_t(4096))
 
     def _is_ours(self, library: ctypes.CDLL) -> bool:
-        try:
+        with contextlib.suppress(OSError):
             return os.path.samestat(os.fstat(library.fileno(ctypes.c_void_p(self._file))), os.stat(self._path))
-        except OSError:
-            return False
+        return False
 
     def _new_output(self) -> bytes:
-        try:
-            with open(self._path, "rb") as file:
-                file.seek(self._start)
-                return file.read()
-        except OSError:
-            return b""
+        with contextlib.suppress(OSError), open(self._path, "rb") as file:
+            file.seek(self._start)
+            return file.read()
+        return b""
 
 
 def _filters_of_pocl(notes: Notes) -> list[ctypes.c_uint64]:

@@ -72,8 +72,6 @@ def _once(tagged: Callable[..., Any], tagger: Any, function: Callable[..., objec
 
 
 def _tagged_build(tagger: Any, build: Callable[..., object]) -> Callable[..., object]:
-    """Return a replacement for ``Program.build`` or ``Program.compile``."""
-
     def build_tagged(program: Any, *arguments: Any, **named: Any) -> object:
         source = None
         try:
@@ -100,8 +98,6 @@ def _tagged_build(tagger: Any, build: Callable[..., object]) -> Callable[..., ob
 
 
 def _tagged_link(tagger: Any, link: Callable[..., object]) -> Callable[..., object]:
-    """Return a replacement for ``link_program`` that links a tagged program too."""
-
     def link_tagged(context: Any, programs: Iterable[Any], *rest: object, **named: object) -> object:
         if not tagger.salts(_platform_of(context)):
             return link(context, programs, *rest, **named)

@@ -61,10 +61,12 @@ let colours = {};
 
 const draw = onNextFrame(drawNow);
 
-function readColours() {
+/** Read the colours of the scheme, and draw in them. */
+function recolour() {
   for (const name of ["ink", "faint", "on-tile"]) colours[name] = colour(`--${name}`);
   colours.tiles = Array.from({ length: HUES }, (_, place) => colour(`--tile-${place}`));
   colours.hatch = hatching();
+  draw();
 }
 
 /** Make the pattern that marks what is stale. */
@@ -417,10 +419,7 @@ function showHead() {
 }
 
 showHead();
-onScheme(() => {
-  readColours();
-  draw();
-});
+onScheme(recolour);
 enter(tree);
 showAges();
 showFindings();

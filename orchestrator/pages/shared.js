@@ -106,25 +106,17 @@ function showFacts(list, facts) {
 /** Make a bar of a share of the whole width; pieces are pairs of share and colour. */
 function bar(pieces) {
   const whole = sum(pieces, ([share]) => share);
-  const made = element("div", { className: "bar" });
-  made.style.width = `${100 * whole}%`;
-  for (const [share, fill] of pieces) {
-    const piece = made.appendChild(element("span"));
-    piece.style.width = `${whole ? (100 * share) / whole : 0}%`;
-    piece.style.background = fill;
-  }
-  return made;
+  const parts = pieces.map(([share, fill]) => {
+    return element("span", { style: `width: ${whole ? (100 * share) / whole : 0}%; background: ${fill}` });
+  });
+  return element("div", { className: "bar", style: `width: ${100 * whole}%` }, ...parts);
 }
 
 /** Make a button that reads as text. */
 const link = (text, onclick, more) => element("button", { type: "button", className: "link", onclick, ...more }, text);
 
 /** Make a small square of a colour. */
-function swatch(fill) {
-  const made = element("span", { className: "swatch" });
-  made.style.background = fill;
-  return made;
-}
+const swatch = (fill) => element("span", { className: "swatch", style: `background: ${fill}` });
 
 /** Return a column of numbers that sorts by a value and shows it in a format. */
 const number = (title, value, format) => ({ title, value, cell: (row) => format(value(row)), kind: "number" });

@@ -83,9 +83,11 @@ const draw = onNextFrame(drawNow);
 const xOf = (time) => ((time - view.start) / view.seconds) * width;
 const timeAt = (x) => view.start + (x / width) * view.seconds;
 
-function readColours() {
+/** Read the colours of the scheme, and draw in them. */
+function recolour() {
   const names = ["ink", "faint", "line", "accent", "hit", "miss", "store", "on-stage", "page"];
   for (const name of [...names, ...data.stages.map((stage) => `stage-${stage}`)]) colours[name] = colour(`--${name}`);
+  draw();
 }
 
 function resize() {
@@ -514,10 +516,7 @@ function showHead() {
   ]);
 }
 
-onScheme(() => {
-  readColours();
-  draw();
-});
+onScheme(recolour);
 showHead();
 showMissed();
 showLegend();

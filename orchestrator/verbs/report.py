@@ -402,7 +402,7 @@ def _others(result: Report, home: str) -> Iterator[object]:
         yield from _kernels(result.kernels, result)
     if (runs := result.runs) is not None:
         hits, since = plural(runs.hits, "hit"), "" if runs.first is None else f" since {units.moment(runs.first)}"
-        if runs.misses is not None and (lookups := runs.hits + runs.misses):
+        if lookups := runs.hits + runs.misses:
             hits = f"{hits} of {plural(lookups, 'lookup')} ({100 * runs.hits // lookups} %)"
         saved = f" saved at least {runs.saved:.1f} s" if round(runs.saved, 1) else ""
         sums = f"{hits}{saved}, misses took {runs.missed:.1f} s"

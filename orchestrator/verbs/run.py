@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from cachectl import layer_set, verbs
 from cachectl.layers.base.errors import BadRequest
@@ -84,8 +84,8 @@ def run_in_place(
     :returns: the exit status of the command, 128+n if signal n ended it, and the proof if requested
     :raises CannotStart: if the command cannot be started
     """
-    chosen, unchanged = stack.named(layers), nullcontext[Switched](({}, frozenset()))
-    return _run(stack, command, chosen, unchanged, _shared(store, stack, layers, notice), prove=prove, notice=notice)
+    wrapped = _Command(stack, command, layers, stack.named(layers), prove, notice)
+    return wrapped.run(nullcontext(({}, frozenset())), wrapped.shared(store, stack))
 
 
 def run_without_cache(
@@ -101,9 +101,8 @@ def run_without_cache(
     :param notice: gets a line for each layer that cannot be switched off
     :raises Refused: if this is a named layer of the user
     """
-    chosen = stack.named(layers)
-    switched = _off(stack, chosen, layers, notice, prove=prove)
-    return _run(stack, command, chosen, switched, nullcontext(), prove=prove, notice=notice)
+    wrapped = _Command(stack, command, layers, stack.named(layers), prove, notice)
+    return wrapped.run(wrapped.off(), nullcontext())
 
 
 def run_isolated(
@@ -122,11 +121,7 @@ def run_isolated(
     :param notice: also gets a line for each layer that cannot be moved
     :raises Refused: if this is a named layer of the user
     """
-    chosen, used = stack.named(layers), stack
-    if store is not None:
-        root, used = _kept_root(stack, root)
-    moved = _isolated(stack, chosen, layers, root, notice)
-    return _run(stack, command, chosen, moved, _shared(store, used, layers, notice), prove=prove, notice=notice)
+    return _Command(stack, command, layers, stack.named(layers), prove, notice).run_isolated(root, store)
 
 
 def run_from(
@@ -150,118 +145,103 @@ def run_from(
     from cachectl.exchange import copying
     from cachectl.layers.disk.own_roots import make_own_root
 
-    here, chosen, used = stack.environment, stack.named(layers), stack
+    here, wrapped = stack.environment, _Command(stack, command, layers, stack.named(layers), prove, notice)
     place = copying.base_at(here, base, root)
     child.say_shared(place, "--base", notice)
     if root is None and not temporary:
         root = make_own_root(here, place)
-    besides: Mapping[str, frozenset[str]] = {}
-    if store is not None:
-        besides = copying.base_keys(here, place, layers)
-        root, used = _kept_root(stack, root)
-    warm = partial(copying.start_from, here, place)
-    moved = _isolated(stack, chosen, layers, root, notice, warm=warm)
-    shared = _shared(store, used, layers, notice, besides)
-    return _run(stack, command, chosen, moved, shared, prove=prove, notice=notice)
+    besides = {} if store is None else copying.base_keys(here, place, layers)
+    return wrapped.run_isolated(root, store, warm=partial(copying.start_from, here, place), besides=besides)
 
 
-def _kept_root(stack: layer_set.LayerSet, root: Path | None) -> tuple[Path, layer_set.LayerSet]:
-    """Return an isolated root that is kept, made if missing, and its layers. Raises :class:`BadRequest` without one."""
-    if root is None:
-        raise BadRequest("with a store, the isolated root must be kept; name a folder: --isolated=DIR")
-    root = stack.environment.absolute(root)
-    child.make_kept_root(root, mode=0o700)
-    return root, type(stack)(child.environment_below(stack.environment, str(root)))
+class _Command(NamedTuple):
+    """A command, the ``layers`` that were named for it, and those ``chosen`` by this."""
 
+    stack: layer_set.LayerSet
+    command: Sequence[str]
+    layers: Sequence[str]
+    chosen: Sequence[Layer]
+    prove: bool
+    notice: Callable[[str], None]
 
-@contextmanager
-def _off(
-    stack: layer_set.LayerSet,
-    chosen: Sequence[Layer],
-    named: Sequence[str],
-    notice: Callable[[str], None],
-    *,
-    prove: bool,
-) -> Iterator[Switched]:
-    """Switch layers off."""
-    staying = child.say_left_alone(chosen, named, notice, off=True)
-    with child.isolated_root(stack.environment, None, notice) as folder:
-        with child.needed(folder):
-            changes = child.variables_off(chosen, stack, folder, proved=prove)
-            child.link_cache_home(stack.environment, chosen, folder)
-        yield changes, staying
+    @contextmanager
+    def off(self) -> Iterator[Switched]:
+        """Switch the layers off."""
+        here, staying = self.stack.environment, child.say_left_alone(self.chosen, self.layers, self.notice, off=True)
+        with child.isolated_root(here, None, self.notice) as folder:
+            with child.needed(folder):
+                changes = child.variables_off(self.chosen, self.stack, folder, proved=self.prove)
+                child.link_cache_home(here, self.chosen, folder)
+            yield changes, staying
 
+    @contextmanager
+    def isolated(self, root: Path | None, warm: Callable[..., None] | None) -> Iterator[Switched]:
+        """Move the layers to an isolated root, which ``warm`` fills."""
+        here, staying = self.stack.environment, child.say_left_alone(self.chosen, self.layers, self.notice, off=False)
+        with child.isolated_root(here, root, self.notice) as folder:
+            with child.needed(folder, kept=root):
+                along = child.companions(self.chosen, self.stack, folder)
+                for name in along:
+                    self.notice(f"{name} stores its entries in the same folder, so it is isolated too")
+                moved = (*self.chosen, *(self.stack[name] for name in along))
+                changes = child.variables_isolated(self.chosen, folder)
+                if warm is not None:
+                    warm(folder, self.notice, [layer.name for layer in moved])
+                child.link_cache_home(here, moved, folder)
+            yield changes, staying
 
-@contextmanager
-def _isolated(
-    stack: layer_set.LayerSet,
-    chosen: Sequence[Layer],
-    named: Sequence[str],
-    root: Path | None,
-    notice: Callable[[str], None],
-    *,
-    warm: Callable[[Path, Callable[[str], None], Iterable[str]], None] | None = None,
-) -> Iterator[Switched]:
-    """Move layers to an isolated root, which ``warm`` fills."""
-    here, staying = stack.environment, child.say_left_alone(chosen, named, notice, off=False)
-    with child.isolated_root(here, root, notice) as folder:
-        with child.needed(folder, kept=root):
-            along = child.companions(chosen, stack, folder)
-            for name in along:
-                notice(f"{name} stores its entries in the same folder, so it is isolated too")
-            moved = (*chosen, *(stack[name] for name in along))
-            changes = child.variables_isolated(chosen, folder)
-            if warm is not None:
-                warm(folder, notice, [layer.name for layer in moved])
-            child.link_cache_home(here, moved, folder)
-        yield changes, staying
+    @contextmanager
+    def shared(
+        self, store: RunStore | None, stack: layer_set.LayerSet, besides: Mapping[str, frozenset[str]] = {}
+    ) -> Iterator[Watch | None]:
+        """Pull into ``stack`` before the block, and push after it; yield what watches the command for a verdict."""
+        with ExitStack() as block:
+            verdict = None
+            if store is not None:
+                from cachectl.exchange import push_pull
+                from cachectl.watching.trace import judged
 
+                scratch = partial(block.enter_context, child.isolated_root(stack.environment, notice=self.notice))
+                failure = "nothing is pulled or pushed, and there is no verdict"
+                if (folder := child.try_extra(failure, scratch, self.notice)) is not None:
+                    block.enter_context(push_pull.shared_around(stack, store, self.notice, self.layers, besides))
+                    verdict = judged(stack, folder, lambda trace: self.notice(trace.verdict), self.notice)
+            yield verdict
 
-@contextmanager
-def _shared(
-    store: RunStore | None,
-    stack: layer_set.LayerSet,
-    layers: Sequence[str],
-    notice: Callable[[str], None],
-    besides: Mapping[str, frozenset[str]] = {},
-) -> Iterator[Watch | None]:
-    """Pull into ``stack`` before the block, and push after it; yield what watches the command for a verdict."""
-    with ExitStack() as block:
-        verdict = None
+    def run(self, switched: AbstractContextManager[Switched], shared: AbstractContextManager[Watch | None]) -> Result:
+        """Run it with switched caches, and with a proof, or else with a verdict if a store is shared."""
+        here = self.stack.environment
+        with shared as verdict, child.signals_held() as signals, switched as (changes, staying):
+            if self.prove:
+                from cachectl.watching.proof import proving
+
+                given = here.with_variables(changes)
+                with proving(self.stack, self.chosen, given, left_out=staying, notice=self.notice) as (
+                    proof,
+                    variables,
+                ):
+                    status = child.run(self.command, {**changes, **variables}, here, signals)
+                return status, proof
+            with verdict or nullcontext({}) as variables:
+                return child.run(self.command, {**changes, **variables}, here, signals), None
+
+    def run_isolated(
+        self,
+        root: Path | None,
+        store: RunStore | None,
+        *,
+        warm: Callable[..., None] | None = None,
+        besides: Mapping[str, frozenset[str]] = {},
+    ) -> Result:
+        """Run it in an isolated root. Raises :class:`BadRequest` for a store without a root that is kept."""
+        used = self.stack
         if store is not None:
-            from cachectl.exchange import push_pull
-            from cachectl.watching.trace import judged
-
-            scratch = partial(block.enter_context, child.isolated_root(stack.environment, notice=notice))
-            folder = child.try_extra("nothing is pulled or pushed, and there is no verdict", scratch, notice)
-            if folder is not None:
-                block.enter_context(push_pull.shared_around(stack, store, notice, layers, besides))
-                verdict = judged(stack, folder, lambda trace: notice(trace.verdict), notice)
-        yield verdict
-
-
-def _run(
-    stack: layer_set.LayerSet,
-    command: Sequence[str],
-    chosen: Sequence[Layer],
-    switched: AbstractContextManager[Switched],
-    shared: AbstractContextManager[Watch | None],
-    *,
-    prove: bool,
-    notice: Callable[[str], None],
-) -> Result:
-    """Run a command with switched caches, and with a proof, or else with a verdict if a store is shared."""
-    here = stack.environment
-    with shared as verdict, child.signals_held() as signals, switched as (changes, staying):
-        if prove:
-            from cachectl.watching import proof as proving
-
-            given = here.with_variables(changes)
-            with proving.proving(stack, chosen, given, left_out=staying, notice=notice) as (proof, variables):
-                status = child.run(command, {**changes, **variables}, here, signals)
-            return status, proof
-        with verdict or nullcontext({}) as variables:
-            return child.run(command, {**changes, **variables}, here, signals), None
+            if root is None:
+                raise BadRequest("with a store, the isolated root must be kept; name a folder: --isolated=DIR")
+            root = used.environment.absolute(root)
+            child.make_kept_root(root, mode=0o700)
+            used = type(used)(child.environment_below(used.environment, str(root)))
+        return self.run(self.isolated(root, warm), self.shared(store, used, besides))
 
 
 def run(request: verbs.Request) -> int:
@@ -325,11 +305,9 @@ def _lines(proof: proving.Proof) -> Iterator[str]:
     """Yield the proof of each layer, then the verdict."""
     from cachectl.watching import proof as proving
 
-    unused: list[proving.Attestation] = []
+    unused = [item for item in proof.attestations if item.unused and item.verdict == proving.HOLDS]
     for attestation in proof.attestations:
-        if attestation.unused and attestation.verdict == proving.HOLDS:
-            unused.append(attestation)
-        else:
+        if attestation not in unused:
             yield f"proof: {attestation.layer}: {_attested(attestation)}"
     if unused:
         names = ", ".join(attestation.layer for attestation in unused)
@@ -346,7 +324,6 @@ def _lines(proof: proving.Proof) -> Iterator[str]:
 
 
 def _attested(attestation: proving.Attestation) -> str:
-    """Return what was observed of a layer."""
     files = f"{plural(attestation.compared, 'file')} compared"
     if attestation.is_others:
         return f"not used: {attestation.unused}; {attestation.others} did"

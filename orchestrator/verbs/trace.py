@@ -121,8 +121,10 @@ def _not_warm(traced: timeline.Trace, layers: Collection[str]) -> str | None:
     for program in traced.unwatched:
         if not {*layers}.isdisjoint(program["layers"]):
             return f"{program['command']} could not be watched"
-    unknown = [use.layer for use in uses if not use.hits or use.misses is None]
-    return f"no lookup of {', '.join(unknown)} was counted" if unknown else None
+    if uncounted := [use.layer for use in uses if not use.hits]:
+        return f"no lookup of {', '.join(uncounted)} was counted"
+    unknown = [use.layer for use in uses if use.misses is None]
+    return f"misses in {', '.join(unknown)} cannot be counted" if unknown else None
 
 
 def show(traced: timeline.Trace, *, explain: bool = False) -> Iterator[bytes | str | Table]:

@@ -6,7 +6,7 @@ import difflib
 import hashlib
 import os
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
@@ -14,6 +14,7 @@ from pathlib import Path
 from cachectl.layers.base.lazy import regex
 from cachectl.layers.base.text import plural
 from cachectl.layers.disk import distributions, plain
+from cachectl.layers.formats.opencl_source import kernel_names
 from cachectl.watching import causes, ledger
 from cachectl.watching.program_events import PORTABLE, BuildInputs, ProcessStart, ProcessState
 
@@ -21,7 +22,6 @@ _INCLUDE = regex(r'(?m)^[ \t]*#[ \t]*include[ \t]*[<"]([^>"\n]+)[>"]')
 _MACRO = regex(r"[ \t]*#[ \t]*define[ \t]+(\w+)(?:\([^)]*\))?[ \t]*(.*)")
 _WORD = regex(r"([A-Za-z_]\w*)")
 _CALL = regex(r"\b([A-Za-z_]\w*)\s*\(")
-_KERNEL = regex(r"kernel\s+void\s+(\w+)")
 _TYPE = regex(
     r"u?(?:char|short|int|long)\d*|(?:float|double|half)\d*|bool|void|size_t|_*(?:global|local|constant|private)"
 )
@@ -38,8 +38,8 @@ NAMED, _LONG = 2, 80
 def read_build(
     build: BuildInputs,
     text: str,
-    process: ProcessStart | None,
-    state: ProcessState | None,
+    process: ProcessStart,
+    state: ProcessState,
     names: Collection[str],
 ) -> ledger.Build:
     """Return what a build was made from as the ledger keeps it, with the text of its source, "" if that is unknown.
@@ -47,9 +47,9 @@ def read_build(
     ``process`` is the event by which its process started, and ``state`` the one that noted its variables and working
     directory last; ``names`` are variables that are part of keys.
     """
-    variables = {} if state is None else state.variables or {}
+    variables = state.variables
     # PyOpenCL adds its own folder to the options of every build that is not portable.
-    paths = () if process is None or PORTABLE in variables else process.paths
+    paths = () if PORTABLE in variables else process.paths
     return ledger.Build(
         build.source,
         ledger.pack(text),
@@ -58,9 +58,9 @@ def read_build(
         build.platform,
         build.version,
         distributions.pyopencl_includes([Path(path) for path in paths]) or "",
-        tuple(_headers(text, build.options.split(), "" if state is None else state.cwd)),
+        tuple(_headers(text, build.options.split(), state.cwd)),
         tuple((name, variables[name]) for name in sorted(names) if name in variables),
-        "" if process is None else program_of(process),
+        program_of(process),
     )
 
 
@@ -101,8 +101,8 @@ def digest(data: bytes) -> str:
 
 
 def nearest(
-    builds: Sequence[ledger.Build], earlier: Sequence[ledger.Build]
-) -> tuple[ledger.Build | None, ledger.Build | None]:
+    builds: Iterable[ledger.Build], earlier: Sequence[ledger.Build]
+) -> tuple[ledger.Build, ledger.Build] | None:
     """Return the build of a run, and the one of the last runs, that differ in least, among those that are new."""
     new = [build for build in builds if build not in earlier] or builds
 
@@ -111,7 +111,7 @@ def nearest(
 
     # Of those that differ alike the newest.
     pairs = [(now, before) for now in new for before in reversed(earlier)]
-    return min(pairs, key=distance, default=(None, None))
+    return min(pairs, key=distance, default=None)
 
 
 def find_differences(now: ledger.Build, before: ledger.Build) -> Iterator[str]:
@@ -179,16 +179,15 @@ def renamed(now: str, before: str) -> tuple[str, str] | None:
     if not same or [pairs[word] for word in here[1::2]] != there[1::2]:
         return None
     changed = [(word, was) for word, was in pairs.items() if word != was]
-    kernels = {*_KERNEL.findall(now), *_KERNEL.findall(before)}
-    words = {word for pair in changed for word in pair} - kernels
+    kernels = kernel_names(f"{now}\n{before}".encode(errors="replace"))
+    words = {word for pair in changed for word in pair}.difference(kernels or ())
     called = {match[1] for text in (now, before) for match in _CALL.finditer(text)}
     return changed[0] if changed and not words & called and not any(map(_TYPE.fullmatch, words)) else None
 
 
-def diff(kernel: str, builds: Sequence[ledger.Build], earlier: Sequence[ledger.Build]) -> str | None:
+def diff(kernel: str, builds: Iterable[ledger.Build], earlier: Sequence[ledger.Build]) -> str | None:
     """Return how the source of a kernel differs from the nearest earlier one, as a unified diff, if both are known."""
-    now, before = nearest(builds, earlier)
-    here, there = (None if one is None else one.text for one in (now, before))
+    here, there = (build.text for build in nearest(builds, earlier) or (ledger.Build(), ledger.Build()))
     if here is None or there is None or here == there or max(len(here), len(there)) > _LONGEST_DIFF:
         return None
     lines = difflib.unified_diff(

@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import cached_property
+from functools import cache, cached_property
 from typing import NamedTuple
 
 from cachectl.layers.base.environment import Environment
@@ -21,7 +21,7 @@ from cachectl.layers.core.entry import Artifact, Entry
 from cachectl.layers.core.json_form import as_json
 from cachectl.layers.core.layer import Layer
 from cachectl.layers.core.parts import Lookups
-from cachectl.layers.core.root import ABSENT, BYPASSED, DISABLED, UNKNOWN, Root, Scope, State
+from cachectl.layers.core.root import ABSENT, BYPASSED, DISABLED, UNKNOWN, Scope, State
 from cachectl.layers.core.store import ENTRY, OWN
 from cachectl.layers.disk import place
 from cachectl.watching.events import Use, kind_of
@@ -31,8 +31,10 @@ from cachectl.watching.program_events import (
     CacheStore,
     DriverMessages,
     Event,
+    FailedUse,
     Misfit,
     ProcessStart,
+    cut_builds,
     of_kind,
 )
 
@@ -96,10 +98,11 @@ class Evidence:
     def __init__(self, layer: Layer, *, off: str | None = None) -> None:
         self.layer = layer
         self._off = off
+        self._is_system = layer.about.scope is Scope.SYSTEM
         self.part = layer.about.lookups or Lookups()
-        files = {*self.part.watchers.values(), *self.part.listeners.values()}
-        #: The files that are loaded into programs, with their content.
-        self.watchers = {file: file.read_bytes() for file in files}
+        # Without a file that is loaded into programs, only this layer is not traced.
+        for file in (*self.part.watchers.values(), *self.part.listeners.values()):
+            file.stat()
         self._views: dict[int, Layer] = {}
         self.views: tuple[Layer, ...] = (layer,)
         self.used: list[EntryTrace] | None = None
@@ -107,15 +110,12 @@ class Evidence:
         #: Whether another program may have used the cache meanwhile.
         self.is_shared = False
         self._events: Sequence[Event] = ()
-        #: Files that hold many entries, with how often each was opened.
-        self._shared: dict[str, int] = {}
+        #: Files that hold many entries, of which no event says what is read, with how often each was opened.
+        self.shared = Counter[str]()
         #: Entries before the run, by root and key; ``None`` if they cannot be listed, or the layer is watched.
         self.before = self._list()
-        self._began = time.time()
-
-    @property
-    def _is_system(self) -> bool:
-        return self.layer.about.scope is Scope.SYSTEM
+        #: When it began, in epoch seconds.
+        self.began = time.time()
 
     def live_in(self, environments: Mapping[int, Environment]) -> None:
         """Take over in which environment each process of the run used caches; without any, the command's counts."""
@@ -123,15 +123,9 @@ class Evidence:
         alike = {tuple(sorted(view.environment.variables.items())): view for view in reversed([*self._views.values()])}
         self.views = tuple(reversed(alike.values())) or (self.layer,)
 
-    def state_in(self, process: int) -> State:
-        """Return the state of the layer in one process of the run."""
-        return self._views.get(process, self.layer).state()
-
-    def root_in(self, process: int) -> Root | None:
-        """Return the first root of the layer in one process of the run, ``None`` if it is not known."""
-        with suppress(*FAILURES):
-            return next(iter(self._views.get(process, self.views[0]).roots()), None)
-        return None
+    def view_in(self, process: int) -> Layer:
+        """Return the layer as one process of the run used it."""
+        return self._views.get(process, self.views[0])
 
     def state(self) -> State:
         """Return the state of the layer in the programs of the run; unknown if it is on in some and off in others."""
@@ -140,25 +134,12 @@ class Evidence:
             return states[0]
         return State(UNKNOWN, "it is on in some programs of the run only")
 
-    @property
-    def is_open(self) -> bool:
-        """Whether a file that holds many entries was opened, of which no event says what is read."""
-        return bool(self._shared)
-
     def used_later(self) -> frozenset[str]:
         """Return the paths of entries that were there before the run, and that were used since it began."""
         before = self.before or {}
         after = (self.after or {}) if before and self.part.keeps_use else {}
-        used = ((path, entry.used) for path, entry in after.items() if path in before)
-        return frozenset(path for path, moment in used if moment is not None and moment >= self._began)
-
-    def compiled_later(self) -> Iterator[tuple[str, str, float]]:
-        """Yield what was compiled in the run into entries that were there before it, and that it used.
-
-        That is the kernel, and its launch, and when, in epoch seconds.
-        """
-        for path in sorted(self.used_later()):
-            yield from self.part.compiled_since(path, self._began)
+        used = {path: entry.used for path, entry in after.items() if path in before}
+        return frozenset(path for path, moment in used.items() if moment is not None and moment >= self.began)
 
     def take(self, uses: Iterable[Use], doubts: Mapping[str, None], platforms: frozenset[str]) -> None:
         """Take over what file events showed: the uses of the layer's files, and why some may be missing.
@@ -173,7 +154,7 @@ class Evidence:
             if kind == ENTRY:
                 entries.append(use)
             elif kind == OWN and shared is not None and shared.fullmatch(name):
-                self._shared[name] = self._shared.get(name, 0) + history.openings
+                self.shared[name] += history.openings
             else:
                 continue
             self.doubts |= dict.fromkeys(sorted(history.doubts))
@@ -189,6 +170,12 @@ class Evidence:
     def after(self) -> dict[str, Entry] | None:
         """The entries after the run, as ``before`` has those before it; listed once."""
         return self._list()
+
+    def appeared(self) -> list[Entry] | None:
+        """Return the entries that appeared in the run; ``None`` if they could not be listed."""
+        if self.before is None or self.after is None:
+            return None
+        return [entry for path, entry in self.after.items() if path not in self.before]
 
     def _list(self) -> dict[str, Entry] | None:
         if self._is_system or self.part.modules:
@@ -211,15 +198,19 @@ class Evidence:
         """
         self._events = events
         built = {name for build in of_kind(events, BuildEnd) for name in build.kernels}
-        if self.used is not None and self.is_shared and built:
+        if self.used and self.is_shared and built:
             # What another program used meanwhile, if it names no kernel of this run.
             self.used = [entry for entry in self.used if not entry.kernels or built & {*entry.kernels}]
         counted = self._by_files() or self._by_programs()
-        gaps = (
+        gaps = [
             f"could not {act} {', '.join(names)}" for act, names in (("watch", commands), ("read", unread)) if names
-        )
-        if counted.evidence == EXACT and self.used is None and (reasons := " and ".join(gaps)):
-            counted = counted._replace(evidence=INFERRED, why=f"{counted.why}; a lower bound: {reasons}")
+        ]
+        if counted.evidence == EXACT and self.used is None and gaps:
+            counted = counted._replace(evidence=INFERRED, why=f"{counted.why}; a lower bound: {' and '.join(gaps)}")
+        cut = {platform for platforms in cut_builds(events).values() for platform in platforms}
+        if counted.evidence != NONE and not cut.isdisjoint((*self.part.listeners, *self.layer.about.platforms)):
+            why = f"{counted.why}; a build did not end, so it is unknown whether it missed"
+            counted = counted._replace(misses=counted.misses or None, evidence=INFERRED, why=why)
         if self._off and not (counted.hits or counted.stores):
             return counted._replace(state=DISABLED.value, state_why=self._off)
         # Why it did not participate; what was counted counts more, because a program may switch a layer itself.
@@ -240,13 +231,9 @@ class Evidence:
         if unfit := sorted(wrong.keys() & set(part.modules)):
             return LayerTrace(name, why=wrong[unfit[0]])
         if part.modules and of_kind(self._events, ProcessStart):
-            own = [
-                event
-                for event in self._events
-                if isinstance(event, CacheLookup | CacheStore) and part.owns(event.layer, event.dictionary, name)
-            ]
-            outcomes = Counter(lookup.outcome for lookup in of_kind(own, CacheLookup))
-            sizes = [store.bytes for store in of_kind(own, CacheStore)]
+            lookups, stores = of_kind(self._events, CacheLookup), of_kind(self._events, CacheStore)
+            outcomes = Counter(lookup.outcome for lookup in lookups if lookup.layer == name)
+            sizes = [store.bytes for store in stores if store.layer == name]
             total = None if None in sizes else sum(filter(None, sizes))
             reason = f"{part.by} in each Python of the run that could be watched"
             return LayerTrace(name, outcomes["hit"], outcomes["miss"], len(sizes), total, EXACT, reason)
@@ -271,18 +258,16 @@ class Evidence:
         return LayerTrace(name, hits, len(written), stored, total, EXACT, reason)
 
     def _by_comparison(self) -> LayerTrace:
-        before, after, part = self.before, self.after, self.part
-        if before is None or after is None:
+        name, new, after, keeps_use = self.layer.name, self.appeared(), self.after or {}, self.part.keeps_use
+        if new is None:
             reason = "it is only read, which leaves no trace" if self._is_system else "it cannot be listed"
-            return LayerTrace(self.layer.name, why=reason)
-        if not before and not after and not part.keeps_use:
-            return LayerTrace(self.layer.name, why="it has no entries, and its lookups cannot be observed")
-        new = after.keys() - before.keys()
-        times = [entry.used for key, entry in after.items() if key not in new and entry.used is not None]
-        hits = sum(moment >= self._began for moment in times) if times or part.keeps_use else None
-        total = sum(after[key].bytes for key in new)
+            return LayerTrace(name, why=reason)
+        if not self.before and not after and not keeps_use:
+            return LayerTrace(name, why="it has no entries, and its lookups cannot be observed")
+        times = [entry.used for path, entry in after.items() if path in (self.before or {}) and entry.used is not None]
+        hits = sum(moment >= self.began for moment in times) if times or keeps_use else None
         reason = "entries that appeared, and times of use; other programs on the same cache are counted too"
-        return LayerTrace(self.layer.name, hits, None, len(new), total, INFERRED, reason)
+        return LayerTrace(name, hits, None, len(new), sum(entry.bytes for entry in new), INFERRED, reason)
 
     def _described(self, use: Use, size: int | None) -> EntryTrace:
         root, key, history = use
@@ -314,15 +299,12 @@ class Evidence:
         if used is None or (self.before is None and not self._is_system):
             return None
         doubts = [*self.doubts]
-        if self._shared:
-            after = self.after or {}
-            new = [
-                entry.bytes for key, entry in after.items() if key not in (self.before or {}) and not entry.is_foreign
-            ]
-            openings = sum(self._shared.values())
+        if self.shared:
+            new = [entry.bytes for entry in self.appeared() or () if not entry.is_foreign]
+            openings = sum(self.shared.values())
             hits, misses = part.by_openings(openings, len(new), self.layer.environment) or (None, None)
             shown = f"opened {openings} times; {part.otherwise}; stores are the entries that appeared"
-            reason = "; ".join([f"{', '.join(sorted(self._shared))}: {shown}", *doubts])
+            reason = "; ".join([f"{', '.join(sorted(self.shared))}: {shown}", *doubts])
             return LayerTrace(name, hits, misses, len(new), sum(new), INFERRED, reason)
         stores = sum(entry.stores for entry in used)
         misses = stores + sum(-(-entry.hits // part.openings_of_miss) for entry in used if entry.broken)
@@ -338,7 +320,7 @@ class Evidence:
         return counted
 
     def _silent(self, used: Sequence[EntryTrace]) -> Iterator[str]:
-        """Yield why misses may have stored nothing, and so do not show."""
+        """Yield why misses may have stored nothing."""
         with suppress(*FAILURES):
             state = self.state()
             if state.condition is DISABLED:
@@ -359,9 +341,19 @@ def misfits(events: Iterable[Event]) -> dict[str, str]:
     }
 
 
-def layer_of(layer: str, dictionary: str, lookups: Mapping[str, Lookups]) -> str:
-    """Return the name of the layer that a lookup or store belongs to, by the layer and dictionary that were noted."""
-    return next((name for name, part in lookups.items() if part.owns(layer, dictionary, name)), layer)
+def find_owners(events: Iterable[Event], parts: Mapping[str, Lookups]) -> list[Event]:
+    """Return events in which each lookup and store names the layer that it belongs to, by the dictionary too."""
+
+    @cache
+    def owner_of(layer: str, dictionary: str) -> str:
+        return next((name for name, part in parts.items() if part.owns(layer, dictionary, name)), layer)
+
+    return [
+        event._replace(layer=owner_of(event.layer, event.dictionary))
+        if isinstance(event, CacheLookup | CacheStore | FailedUse)
+        else event
+        for event in events
+    ]
 
 
 # ---------------------------------------------------------------------- builds by drivers that say nothing
@@ -385,10 +377,10 @@ def complete_builds(events: Sequence[Event], entries: Iterable[EntryTrace]) -> l
 def settle_builds(events: Sequence[Event], layers: Iterable[LayerTrace]) -> list[Event]:
     """Return events in which builds of several threads say whether they were compiled, if sums leave one answer.
 
-    A driver that reports does not say which thread a message is of.
+    A driver that reports does not say which thread a message is of. Those of a build that did not end are unread.
     """
     settled = [*events]
-    for use in layers:
+    for use in layers if not cut_builds(events) else ():
         builds = {
             index: event
             for index, event in enumerate(events)
@@ -398,11 +390,10 @@ def settle_builds(events: Sequence[Event], layers: Iterable[LayerTrace]) -> list
         if unclear and use.misses is not None and all(len(build.inputs.devices) == 1 for build in builds.values()):
             left = use.misses - sum(bool(build.compiled) for build in builds.values())
             # Of threads that build the same at once the first compiles, and the others wait for it.
-            by_begin = sorted(unclear, key=lambda index: unclear[index].began, reverse=True)
-            first = {(unclear[index].inputs.source, unclear[index].inputs.options): index for index in by_begin}
+            by_begin = sorted(unclear.items(), key=lambda item: item[1].began, reverse=True)
+            first = {build.inputs: index for index, build in by_begin}
             if left in (0, len(first), len(unclear)):
                 for index, build in unclear.items():
-                    is_first = first[build.inputs.source, build.inputs.options] == index
-                    compiled = left == len(unclear) or (left == len(first) and is_first)
+                    compiled = left == len(unclear) or (left == len(first) and first[build.inputs] == index)
                     settled[index] = build._replace(compiled=compiled)
     return settled

@@ -81,8 +81,7 @@ class Known(NamedTuple):
     that hit or stored it, with the path of the first root of each. ``packages`` are versions by name. ``keys`` are
     digests of the builds of the last runs, and ``kinds`` what differed in each, the newest last. ``seconds`` are what a
     miss took in each layer when it was last measured, ``asked`` the keys of its last lookups, where they are seen, and
-    ``paths`` those of its entries that drivers stored or hit, shortened.
-    ``at`` is in epoch seconds.
+    ``paths`` those of its entries that drivers stored or hit, shortened. ``at`` is in epoch seconds.
     """
 
     at: float
@@ -98,25 +97,22 @@ class Known(NamedTuple):
 
 
 class Run(NamedTuple):
-    """The sums of one traced run: when it began, its hits, and seconds that it took, lost by misses, saved by hits."""
+    """The sums of one traced run: when it began, lookups, and seconds that it took, lost by misses, saved by hits."""
 
     at: float
     hits: int
+    misses: int
     seconds: float
     missed: float
     saved: float
-    misses: int | None = None
 
 
 class Sums(NamedTuple):
-    """The sums of several traced runs: how many, hits, and seconds that they took, lost by misses, saved by hits.
-
-    ``first`` is when the first began (epoch seconds), and ``misses`` their number; ``None`` if that is unknown.
-    """
+    """The sums of several traced runs, as in :class:`Run`; ``first`` is when the first began, in epoch seconds."""
 
     runs: int
     hits: int
-    misses: int | None
+    misses: int
     first: float | None
     seconds: float
     missed: float
@@ -154,10 +150,9 @@ class Ledger(NamedTuple):
     def since(self, moment: float) -> Sums:
         """Return the sums of the runs since a moment in epoch seconds."""
         runs = [run for run in self.runs if run.at >= moment]
-        hits, *seconds = (sum(column) for column in zip(*(run[1:5] for run in runs), strict=True)) if runs else (0,) * 4
-        misses = [run.misses for run in runs if run.misses is not None]
-        missed = sum(misses) if len(misses) == len(runs) else None
-        return Sums(len(runs), int(hits), missed, runs[0].at if runs else None, *map(float, seconds))
+        columns = zip(*(run[1:] for run in runs), strict=True) if runs else [()] * 5
+        hits, misses, *seconds = map(sum, columns)
+        return Sums(len(runs), int(hits), int(misses), runs[0].at if runs else None, *map(float, seconds))
 
     def worth(self, entries: Sequence[Entry]) -> list[float]:
         """Return the seconds that each entry saves: those of its kernel in its layer, shared by the entries of both.
@@ -176,11 +171,6 @@ class Ledger(NamedTuple):
         mean = sum(seconds for seconds, _ in pairs) / max(1, sum(size for _, size in pairs))
         return [mean * entry.bytes if one is None else one for one, entry in zip(measured, entries, strict=True)]
 
-    def saved_by(self, hits: Mapping[str, set[str]]) -> float:
-        """Return the seconds that hits saved, given the layers that answered for each kernel, where measured."""
-        measured = ((self.kernels[name].seconds, layers) for name, layers in hits.items() if name in self.kernels)
-        return sum(seconds.get(layer, 0.0) for seconds, layers in measured for layer in layers)
-
 
 def empty() -> Ledger:
     """Return a ledger of no run."""
@@ -196,8 +186,7 @@ def read(environment: Environment) -> Ledger:
         document = parse_json(plain.read_plain(path, most=2 * _LARGEST))
         if document["schema"] != SCHEMA:
             raise CachectlError(f"{path}: not a ledger of this cachectl; {FORGET} removes it")
-        # Earlier ledgers lack the later fields.
-        return read_fact(Ledger, {"removals": [], "portable": [], "kept": {}, **document})
+        return read_fact(Ledger, document)
     except OSError as error:
         raise CachectlError(f"{path}: {reason_of(error)}; nothing is remembered of runs") from error
     except PARSE_ERRORS as error:
@@ -288,8 +277,13 @@ def _encode(ledger: Ledger) -> bytes:
         if left < 0:
             break
         kernels[name] = fields
-    runs = [[value for value in run if value is not None] for run in ledger.runs[-_MOST_RUNS:]]
-    removals = [list(removal) for removal in ledger.removals[-_MOST_REMOVALS:]]
-    kept = dict([*ledger.kept.items()][-_MOST_KEPT:])
-    document = {"kernels": kernels, "runs": runs, "removals": removals, "kept": kept}
-    return encode_json({"schema": SCHEMA, **document, "portable": sorted(ledger.portable)[-_MOST_PORTABLE:]})
+    return encode_json(
+        {
+            "schema": SCHEMA,
+            "kernels": kernels,
+            "runs": ledger.runs[-_MOST_RUNS:],
+            "removals": ledger.removals[-_MOST_REMOVALS:],
+            "portable": sorted(ledger.portable)[-_MOST_PORTABLE:],
+            "kept": dict([*ledger.kept.items()][-_MOST_KEPT:]),
+        }
+    )

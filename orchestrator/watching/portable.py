@@ -32,10 +32,9 @@ def building(stack: LayerSet, notice: Callable[[str], None], *, portable: bool =
     with ExitStack() as block:
 
         def prepare() -> LayerSet:
-            here, file = stack.environment, Path(portable_builds.__file__)
+            here, part = stack.environment, Lookups(watchers={"pyopencl": Path(portable_builds.__file__)})
             folder = block.enter_context(child.isolated_root(here, notice=notice))
-            parts, texts = {"portable": Lookups(watchers={"pyopencl": file})}, {file: file.read_bytes()}
-            _, variables = make_observer(folder, here, parts, (), texts, kind="portable")
+            _, variables = make_observer(folder, here, {"portable": part}, (), kind="portable")
             return type(stack)(here.with_variables(variables))
 
         # An extra: the command runs in any case.
@@ -79,7 +78,7 @@ def remember(environment: Environment) -> list[str]:
     events, _ = read_events(Path(folder))
     builds = of_kind(events, PortableBuild)
     kept = {name: build.kept for build in builds if build.kept for name in build.kernels or ["a program"]}
-    took = ((build.at, (build.when.end - build.when.start) / 1e9) for build in builds if not build.kept)
+    took = ((build.at, build.when.seconds) for build in builds if not build.kept)
     # A ledger with a negative time would be damaged.
     spans = {(max(0.0, at - seconds), at) for at, seconds in took}
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -40,6 +41,11 @@ class Interval(NamedTuple):
     end: int
     thread: int
 
+    @property
+    def seconds(self) -> float:
+        """Return how long it took."""
+        return (self.end - self.start) / 1e9
+
 
 class ProcessStart(NamedTuple):
     """A process was watched from here on; one that was ``forked`` from a watched one executed no program itself."""
@@ -47,7 +53,7 @@ class ProcessStart(NamedTuple):
     pid: int
     program: tuple[str, ...]
     host: str
-    variables: Mapping[str, str] | None = None
+    variables: Mapping[str, str] = {}
     cwd: str = ""
     python: str = ""
     #: The absolute paths of ``sys.path``.
@@ -122,9 +128,10 @@ class FailedUse(NamedTuple):
 
 
 class BuildStart(NamedTuple):
-    """A build began."""
+    """A build began, for an OpenCL platform, "" if that is unknown."""
 
     pid: int
+    platform: str = ""
 
 
 class BuildInputs(NamedTuple):
@@ -169,17 +176,19 @@ class BuildEnd(NamedTuple):
     @property
     def began(self) -> float:
         """Return when it began, in epoch seconds."""
-        return self.at - self.seconds
-
-    @property
-    def seconds(self) -> float:
-        """Return how long it took."""
-        return (self.when.end - self.when.start) / 1e9
+        return self.at - self.when.seconds
 
     @property
     def was_compiled(self) -> bool | None:
         """Return whether its driver compiled, which it does not if PyOpenCL had the binary; ``None`` if unknown."""
         return False if self.binary == "hit" else self.compiled
+
+    @property
+    def served_by(self) -> str | None:
+        """Return the layer that had it; ``None`` if none had, or that is unknown."""
+        if self.was_compiled is not False or self.failed:
+            return None
+        return self.layer if self.binary == "hit" else self.driver or None
 
     @property
     def is_silent(self) -> bool:
@@ -295,6 +304,13 @@ def of_kind(events: Iterable[Event], kind: type[_Kind]) -> list[_Kind]:
     return [event for event in events if isinstance(event, kind)]
 
 
+def cut_builds(events: Sequence[Event]) -> dict[int, set[str]]:
+    """Return the processes in which a build began and did not end, each with the platforms for which it built."""
+    started = of_kind(events, BuildStart)
+    cut = Counter(build.pid for build in started) - Counter(build.pid for build in of_kind(events, BuildEnd))
+    return {pid: {build.platform for build in started if build.pid == pid} for pid in cut}
+
+
 def environments(events: Iterable[Event], environment: Environment, names: Iterable[str]) -> dict[int, Environment]:
     """Return the environments of the processes that looked something up or built, as drivers have read them.
 
@@ -306,8 +322,7 @@ def environments(events: Iterable[Event], environment: Environment, names: Itera
     working: set[int] = set()
     for event in events:
         if isinstance(event, ProcessState):
-            if event.variables is not None:
-                current[event.pid] = event
+            current[event.pid] = event
         elif event.pid in current and (
             isinstance(event, CacheUse) or (isinstance(event, StageSpan) and event.stage == "driver")
         ):
@@ -316,7 +331,7 @@ def environments(events: Iterable[Event], environment: Environment, names: Itera
                 working.add(event.pid)
     unset, views = dict.fromkeys(names), dict[int, Environment]()
     for process in sorted(working):
-        variables, folder = read[process].variables or {}, read[process].cwd or str(environment.cwd)
+        variables, folder = read[process].variables, read[process].cwd or str(environment.cwd)
         views[process] = environment.with_variables({**unset, **variables})._replace(cwd=Path(folder))
     return views
 

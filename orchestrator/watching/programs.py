@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
@@ -61,14 +62,12 @@ class Processes:
         self._folder = folder
         self._observed = observed
         self._by_files = by_files
-        self._on_demand = on_demand
         self._locked = tuple(locked)
         #: By process id and the address where its stack begins, because a process may execute another program, which
         #: gets another stack. A fork keeps it.
         self.programs: dict[tuple[int, bytes], Program] = {}
         #: The latest stack of each process.
         self._stacks: dict[int, bytes] = {}
-        self._own_stack = processes.stat_fields(os.getpid())[_START_OF_STACK:][:1]
         #: Children that were started before the run are not of it.
         self._earlier = processes.children_of(os.getpid())
         self.strangers: dict[int, Program] = {}
@@ -78,8 +77,12 @@ class Processes:
         #: The longest time between looks in seconds; infinite if no thread could look.
         self.longest = 0.0
         self._hurry = threading.Event()
-        #: When the programs that are not of the run are looked at again, by the monotonic clock.
-        self._next = 0.0
+        #: When the programs that are not of the run can be looked at again, by the monotonic clock; ``None`` if always.
+        self._next = 0.0 if on_demand else None
+
+    @cached_property
+    def _own_stack(self) -> list[bytes]:
+        return processes.stat_fields(os.getpid())[_START_OF_STACK:][:1]
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -106,10 +109,8 @@ class Processes:
 
     def _look_on(self, ended: threading.Event) -> None:
         took, last = 0.0, time.monotonic()
-        while True:
-            # Even in a hurry it looks at most half of the time.
-            if ended.wait(took):
-                return
+        # Even in a hurry it looks at most half of the time.
+        while not ended.wait(took):
             self._hurry.wait(max(_SECONDS_BETWEEN, _TIMES * took) - took)
             if ended.is_set():
                 return
@@ -122,17 +123,14 @@ class Processes:
     def look(self) -> None:
         """Record the processes that are alive now; one of the run that the observer watches is not examined."""
         begun = time.monotonic()
-        looks_at_others = begun >= self._next and (self._hurry.is_set() or not self._on_demand)
+        looks_at_others = self._next is None or (begun >= self._next and self._hurry.is_set())
         self._hurry.clear()
-        run = {os.getpid()}
-        waiting = [os.getpid()]
-        while waiting:
-            parent = waiting.pop()
+        run = [os.getpid()]
+        for parent in run:
             for pid in processes.children_of(parent) - self._earlier:
-                waiting.append(pid)
-                run.add(pid)
+                run.append(pid)
                 self._note(pid, parent)
-        for pid in {*numbers()} - run if looks_at_others else ():
+        for pid in {*numbers()}.difference(run) if looks_at_others else ():
             uses = _uses(pid, self._by_files)
             if uses and not self._is_of_run(pid):
                 fields = processes.stat_fields(pid)
@@ -140,9 +138,9 @@ class Processes:
                 program = Program(parent, processes.process_names((pid,)), processes.first_variables(pid) or {}, set())
                 self.strangers.setdefault(pid, program).uses.update(uses)
         files = (file for folder in self._locked for file in folder.glob("*"))
-        for pid in {*processes.lockers_of(*files)} - run - self.lockers.keys():
+        for pid in {*processes.lockers_of(*files)}.difference(run, self.lockers):
             self.lockers[pid] = processes.process_names((pid,))
-        if looks_at_others and self._on_demand:
+        if looks_at_others and self._next is not None:
             self._next = time.monotonic() + _TIMES * (time.monotonic() - begun)
 
     def unwatched(self) -> dict[str, set[str]]:
@@ -154,7 +152,8 @@ class Processes:
         return unwatched
 
     def _note(self, pid: int, parent: int) -> None:
-        command, fields = _command(pid), processes.stat_fields(pid)
+        words, fields = processes.read(pid, "cmdline") or b"", processes.stat_fields(pid)
+        command = os.fsdecode(words.rstrip(b"\0").replace(b"\0", b" "))
         # One that has ended, or is a zombie, uses nothing.
         if not command or fields[:1] in ([], [b"Z"]):
             return
@@ -187,10 +186,6 @@ class Processes:
             is_of_run = pid == os.getpid() or marked or not fields
             pid = int(fields[_PARENT]) if fields else 0
         return is_of_run
-
-
-def _command(pid: int) -> str:
-    return os.fsdecode((processes.read(pid, "cmdline") or b"").rstrip(b"\0").replace(b"\0", b" "))
 
 
 def numbers() -> list[int]:

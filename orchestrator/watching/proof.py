@@ -17,9 +17,10 @@ from __future__ import annotations
 import math
 import os
 import stat
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
@@ -97,12 +98,10 @@ class _Commands:
     that it had when it used a library.
     """
 
-    def __init__(self, layers: Iterable[Layer], expected: Mapping[str, str], notes: Path | None) -> None:
-        layers = tuple(layers)
+    def __init__(self, layers: Sequence[Layer], expected: Environment, notes: Path | None) -> None:
         self._names = {layer.name: frozenset(variables_of(layer)) for layer in layers}
         self._given = expected
         self._notes = notes
-        self._environment = layers[0].environment if layers else None
         parts = ((layer.name, layer.about.lookups or Lookups()) for layer in layers)
         self._lookups = {name: part for name, part in parts if part.mapped or part.opened}
         self._processes = programs.Processes(None, self._lookups, self._lookups, on_demand=True)
@@ -113,35 +112,32 @@ class _Commands:
         self._watching.enter_context(self._processes.watching())
         #: For how long the other programs that use the layers had run before.
         self._seconds = {pid: processes.seconds_run(pid) for pid in self._processes.strangers}
-        #: By layer each other variable with its value, and the first process that has it.
-        self._odd: dict[str, dict[str, int]] = {}
+        #: The variables of each process.
+        self._variables: list[tuple[int, Mapping[str, str]]] = []
 
     def end(self) -> None:
-        """Stop looking, and compare what was seen."""
+        """Stop looking, and read what the processes noted."""
         self._watching.close()
-        for (pid, _), program in self._processes.programs.items():
-            self._compare(pid, program.variables)
-        if self._notes is not None and self._environment is not None:
-            names = {name for names in self._names.values() for name in names}
+        self._variables = [(pid, program.variables) for (pid, _), program in self._processes.programs.items()]
+        if self._notes is not None:
             noted, _ = program_events.read_events(self._notes)
-            for pid, view in program_events.environments(noted, self._environment, names).items():
-                self._compare(pid, view.variables)
-
-    def _compare(self, pid: int, variables: Mapping[str, str]) -> None:
-        for layer, names in self._names.items():
-            for name in names:
-                if (value := variables.get(name)) is not None and value != self._given.get(name):
-                    self._odd.setdefault(layer, {}).setdefault(f"{name}={value}", pid)
+            names = frozenset[str]().union(*self._names.values())
+            views = program_events.environments(noted, self._given, names)
+            self._variables += ((pid, view.variables) for pid, view in views.items())
 
     def doubts_of(self, layer: str) -> Iterator[str]:
         """Yield why the layer's real roots may not be the caches that the command used."""
         if self._processes.longest == math.inf:
             yield "the processes of the command were not looked at"
-        yield from (f"PID {pid} has {setting}" for setting, pid in sorted(self._odd.get(layer, {}).items()))
+        first_having: dict[str, int] = {}
+        for (pid, variables), name in product(self._variables, self._names[layer]):
+            if (value := variables.get(name)) is not None and value != self._given.get(name):
+                first_having.setdefault(f"{name}={value}", pid)
+        yield from (f"PID {pid} has {setting}" for setting, pid in sorted(first_having.items()))
 
-    def others_of(self, layer: Layer, paths: Iterable[Path]) -> tuple[int, ...]:
+    def others_of(self, layer: Layer, paths: Iterable[Path]) -> dict[int, programs.Program]:
         """Return the other programs that ran meanwhile and use a layer in one of these roots, by their variables."""
-        others = []
+        others = {}
         unset = dict.fromkeys(self._names[layer.name])
         for pid, program in self._processes.strangers.items():
             has_run = pid not in self._seconds or processes.seconds_run(pid) != self._seconds[pid]
@@ -149,12 +145,8 @@ class _Commands:
                 with suppress(*FAILURES):
                     view = type(layer)(layer.environment.with_variables({**unset, **program.variables}))
                     if not {root.path for root in view.roots()}.isdisjoint(paths):
-                        others.append(pid)
-        return tuple(sorted(others))
-
-    def name(self, others: Iterable[int]) -> str:
-        """Name other programs, of which some may have ended; nothing if there are none."""
-        return ", ".join(self._processes.strangers[pid].command for pid in others)
+                        others[pid] = program
+        return others
 
     def why_unused(self, layer: str) -> str:
         """Say why no process of the command can have used a layer; nothing if one may have."""
@@ -166,22 +158,10 @@ class _Commands:
             return ""
         return f"no process of the command loaded {' or '.join(lookups.mapped)}"
 
-    def is_older(self, others: Iterable[int]) -> bool:
+    def are_older(self, others: Mapping[int, programs.Program]) -> bool:
         """Return whether other programs ran before the command; their children count as they do, such as a linker."""
-        strangers = self._processes.strangers
-        older = self._present & strangers.keys()
-        return all(pid in self._present or strangers[pid].parent in older for pid in others)
-
-
-def _observed(
-    stack: layer_set.LayerSet, layers: Iterable[Layer], expected: Environment, folder: Path
-) -> tuple[Path, dict[str, str]]:
-    """Make what lets the Pythons of a command note their variables; the folder of their events, and what to set."""
-    # A driver is not listened to: only the variables of programs count.
-    parts = {layer.name: (layer.about.lookups or Lookups())._replace(listeners={}) for layer in stack}
-    names = {name for layer in layers for name in variables_of(layer)}
-    texts = {file: file.read_bytes() for part in parts.values() for file in part.watchers.values()}
-    return make_observer(folder, expected, parts, names, texts)
+        older = self._present & self._processes.strangers.keys()
+        return all(pid in older or program.parent in older for pid, program in others.items())
 
 
 @contextmanager
@@ -199,15 +179,16 @@ def proving(
     """
     layers = tuple(layers)
     with ExitStack() as block:
-        scratch = child.isolated_root(stack.environment, notice=notice)
+
+        def observe() -> tuple[Path, dict[str, str]]:
+            folder = block.enter_context(child.isolated_root(stack.environment, notice=notice))
+            # A driver is not listened to: only the variables of programs count.
+            parts = {layer.name: (layer.about.lookups or Lookups())._replace(listeners={}) for layer in stack}
+            return make_observer(folder, expected, parts, {name for layer in layers for name in variables_of(layer)})
+
         unseen = "variables that programs set themselves are not seen"
-        folder = child.try_extra(unseen, partial(block.enter_context, scratch), notice)
-        notes: Path | None = None
-        variables: dict[str, str] = {}
-        if folder is not None:
-            observe = partial(_observed, stack, layers, expected, folder)
-            notes, variables = child.try_extra(unseen, observe, notice) or (None, {})
-        proof = Proof(stack, layers, expected.variables, notes=notes, left_out=left_out)
+        notes, variables = child.try_extra(unseen, observe, notice) or (None, {})
+        proof = Proof(stack, layers, expected, notes=notes, left_out=left_out)
         try:
             yield proof, variables
         finally:
@@ -217,27 +198,26 @@ def proving(
 class Proof:
     """Watches the real roots of some layers, from its creation to :meth:`end`, and says then what was observed.
 
-    ``expected`` are the variables that the command gets, and ``notes`` the folder of events if its Pythons are
-    observed. ``left_out`` names the layers that were meant to stay in use.
+    ``expected`` is the command's environment, and ``notes`` the folder of events if its Pythons are observed.
+    ``left_out`` names the layers that were meant to stay in use.
     """
 
     def __init__(
         self,
         stack: layer_set.LayerSet,
         layers: Iterable[Layer],
-        expected: Mapping[str, str],
+        expected: Environment,
         *,
         notes: Path | None = None,
         left_out: frozenset[str] = frozenset(),
     ) -> None:
-        layers = tuple(layers)
-        named = [layer.name for layer in layers]
+        named = {layer.name: layer for layer in layers}
         self.left_out = tuple(name for name in named if name in left_out)
         self.attestations: tuple[Attestation, ...] = ()
-        self._layers = tuple(name for name in named if name not in left_out)
+        self._layers = {name: layer for name, layer in named.items() if name not in left_out}
         places, self._failed = events.places_of(stack)
         self._folders = [_Folder(place) for place in places if not place.layers.isdisjoint(self._layers)]
-        self._commands = _Commands((layer for layer in layers if layer.name in self._layers), expected, notes)
+        self._commands = _Commands([*self._layers.values()], expected, notes)
         self._events = events.FileEvents(self._note)
         for folder in self._folders:
             if not os.path.isdir(folder.path):
@@ -259,10 +239,10 @@ class Proof:
         self._commands.end()
         for folder in self._folders:
             folder.end(lost=self._events.lost)
-        self.attestations = tuple(map(self._attest, self._layers))
+        self.attestations = tuple(self._attest(name, layer) for name, layer in self._layers.items())
         return self
 
-    def _attest(self, name: str) -> Attestation:
+    def _attest(self, name: str, layer: Layer) -> Attestation:
         folders = [folder for folder in self._folders if name in folder.layers]
         unknown = [self._failed[name]] if name in self._failed else []
         unknown += (reason for folder in folders for reason in folder.unknown_of(name))
@@ -270,11 +250,8 @@ class Proof:
         unused = self._commands.why_unused(name)
         # Other variables of what did not use it point at nothing.
         unknown += self._commands.doubts_of(name) if not unused else ()
-        layer = (
-            next(layer for folder in folders for layer, _ in folder.claims if layer.name == name) if touches else None
-        )
         roots = [root.path for folder in folders for owner, root in folder.claims if owner.name == name]
-        others = self._commands.others_of(layer, roots) if layer is not None else ()
+        others = self._commands.others_of(layer, roots) if touches else {}
         return Attestation(
             name,
             sum(folder.files_of(name) for folder in folders),
@@ -283,8 +260,8 @@ class Proof:
             tuple(dict.fromkeys(unknown)),
             tuple(touches),
             unused,
-            self._commands.name(others),
-            bool(unused and others) and self._commands.is_older(others),
+            ", ".join(others[pid].command for pid in sorted(others)),
+            bool(unused and others) and self._commands.are_older(others),
         )
 
     def _note(self, path: Path, mask: int) -> None:
@@ -301,8 +278,7 @@ class Proof:
         # Each turn gets one folder nearer, or finds that one has vanished.
         for _ in folder.path.parts:
             above = next(parent for parent in folder.path.parents if os.path.isdir(parent))
-            reason = self._events.watch(above, _ON_THE_WAY)
-            if reason is not None:
+            if (reason := self._events.watch(above, _ON_THE_WAY)) is not None:
                 folder.doubt(f"no file events ({reason})")
                 return
             step = above / folder.path.relative_to(above).parts[0]
@@ -361,7 +337,7 @@ class _Folder(events.WatchedPlace):
     def begin(self, reader: events.FileEvents) -> None:
         """Record the present content, and watch it. A file made in between shows, because it was not there before."""
         self._before, watched = self._look()
-        self.watched = sum(relative in self._before and stat.S_ISDIR(self._before[relative][0]) for relative in watched)
+        self.watched = sum(stat.S_ISDIR(self._before[relative][0]) for relative in watched)
         for relative in watched:
             path = self.path / relative
             # Of a folder that everybody uses, most events concern others.
@@ -391,27 +367,23 @@ class _Folder(events.WatchedPlace):
         """Record what happened to each path, by its content and by the events."""
         if lost:
             self.doubt(events.LOST)
-        words: dict[str, dict[str, None]] = {}
-        for relative, word in (*self._changes(), *self._seen):
-            words.setdefault(relative, {})[word] = None
+        words: dict[str, dict[str, None]] = defaultdict(dict)
+        after, _ = self._look()
+        for relative in (*self._before, *(after.keys() - self._before.keys())):
+            old, new = self._before.get(relative), after.get(relative)
+            if old != new:
+                words[relative][_APPEARED if old is None else _VANISHED if new is None else _CHANGED] = None
+        if any(os.path.realpath(root.path) != str(self.path) for _, root in self.claims):
+            # A link on the path leads elsewhere now.
+            words[""][_MOVED] = None
+        for relative, word in self._seen:
+            words[relative][word] = None
         parents = {relative.rpartition("/")[0] for relative in words}
         for relative, what in words.items():
             # A folder changes whenever something in it comes or goes; that is reported for the thing itself.
             said = tuple(word for word in what if word != _CHANGED or relative not in parents)
             if said and (owners := self._owners_of(relative)):
                 self.touches.append((owners, self.shown / relative, said))
-
-    def _changes(self) -> Iterator[tuple[str, str]]:
-        after, _ = self._look()
-        for relative in (*self._before, *(after.keys() - self._before.keys())):
-            old, new = self._before.get(relative), after.get(relative)
-            if old is None or new is None:
-                yield relative, _APPEARED if old is None else _VANISHED
-            elif old != new:
-                yield relative, _CHANGED
-        if any(os.path.realpath(root.path) != str(self.path) for _, root in self.claims):
-            # A link on the path leads elsewhere now.
-            yield "", _MOVED
 
     def _look(self) -> tuple[dict[str, _Stamp], list[str]]:
         """Return the names here with their stamps, and the paths to watch; nothing is opened or hashed.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from itertools import product
 
 from cachectl.layers.base.errors import FAILURES
 from cachectl.layers.core.entry import Entry
@@ -59,7 +58,7 @@ class Reasons:
         elif another := _of_another_program(this_run, last_run):
             yield another
         else:
-            reasons = [*self._moved(this_run, last_run), *self._differences(this_run, last_run)][: differences.NAMED]
+            reasons = [*self._differences(this_run, last_run)][: differences.NAMED]
             reasons = reasons or [self._absent(this_run, last_run)]
             yield from (*reasons[:-1], reasons[-1] + self._repeated(kernel, this_run, last_run, reasons[0]))
 
@@ -102,7 +101,7 @@ class Reasons:
         """Say why a layer did not participate where a kernel missed; it may be on in other programs of the run."""
         if name in self._states:
             return self.said_of(name)
-        state = self._layers[name].state_in(this_run.process)
+        state = self._layers[name].view_in(this_run.process).state()
         return causes.OFF.say(layer=name, state="off", reason=state.why) if state.condition is DISABLED else ""
 
     def _absent(self, this_run: KernelRun, last_run: ledger.Known) -> str:
@@ -115,14 +114,17 @@ class Reasons:
         for name in names:
             layer = self._layers[name]
             if any(path in (layer.before or {}) for path in this_run.wrote):
-                return (causes.RELINKED if this_run.is_linked and layer.part.relinks else causes.NOT_TAKEN).say(
-                    layer=name
-                )
+                cause = causes.RELINKED if this_run.is_linked and layer.part.relinks else causes.NOT_TAKEN
+                return cause.say(layer=name)
         empty = [name for name in names if self._layers[name].before == {}]
-        missing, elsewhere = self._by_key(this_run, last_run, names)
+        keys = [(key, layer) for key, layer in this_run.asked.items() if layer is not None and last_run.asked]
+        keys += [(path, layer) for path, layer in this_run.wrote.items() if layer in names and last_run.paths]
+        keys_known = {*map(ledger.shorten, last_run.asked), *last_run.paths}
+        missing = {layer for key, layer in keys if ledger.shorten(key) in keys_known}
         if empty or missing:
             return (causes.EMPTY if empty else causes.MISSING).say(layers=", ".join(empty or sorted(missing)))
-        if elsewhere:
+        # It missed with another key than in earlier runs.
+        if elsewhere := {layer for _, layer in keys}:
             although = ", though its source and options did not" if this_run.builds else ""
             return causes.OTHER_KEY.say(layers=", ".join(sorted(elsewhere)), although=although)
         return causes.UNEXPLAINED.say(layers=", ".join(names))
@@ -141,17 +143,6 @@ class Reasons:
         last = removals[-1]
         return causes.REMOVED.say(layers=layers, verb=last.verb, moment=units.moment(last.at))
 
-    def _by_key(self, this_run: KernelRun, last_run: ledger.Known, names: Sequence[str]) -> tuple[set[str], set[str]]:
-        """Return the layers in which a kernel missed with a key that an earlier run had, and with another one."""
-        keys_known = {*map(ledger.shorten, last_run.asked), *last_run.paths}
-        keys = [(key, layer) for key, layer in this_run.asked.items() if layer is not None and last_run.asked]
-        for path, name in product(this_run.wrote if last_run.paths else (), names):
-            root = self._layers[name].root_in(this_run.process)
-            if root is not None and path.startswith(f"{root.path}/"):
-                keys.append((path, name))
-        missing = {layer for key, layer in keys if ledger.shorten(key) in keys_known}
-        return missing, {layer for key, layer in keys} - missing
-
     def said_of(self, name: str) -> str:
         """Say why a layer did not participate in the run."""
         use = self._states[name]
@@ -161,19 +152,18 @@ class Reasons:
         """Return where a layer keeps a kernel, and by what: the folder that the build named, or its root."""
         if name in this_run.folders:
             return this_run.folders[name], "cache_dir of the build"
-        root = self._layers[name].root_in(this_run.process)
-        return None if root is None else (str(root.path), root.source)
-
-    def _moved(self, this_run: KernelRun, last_run: ledger.Known) -> Iterator[str]:
-        """Yield the first layer whose place is another than in the last run."""
-        for name in this_run.misses:
-            place, before = self.place_of(name, this_run), last_run.layers.get(name)
-            if place is not None and before not in (None, place[0]):
-                yield causes.MOVED.say(layer=name, place=place[0], source=place[1], before=before)
-                return
+        with suppress(*FAILURES):
+            root = next(iter(self._layers[name].view_in(this_run.process).roots()), None)
+            return None if root is None else (str(root.path), root.source)
+        return None
 
     def _differences(self, this_run: KernelRun, last_run: ledger.Known) -> Iterator[str]:
-        """Yield what differs from the last run: first what decides about keys made in Python, then the build."""
+        """Yield what differs from the last run: a place, what decides about keys made in Python, then the build."""
+        for name in this_run.misses:
+            place, last_place = self.place_of(name, this_run), last_run.layers.get(name)
+            if place is not None and last_place not in (None, place[0]):
+                yield causes.MOVED.say(layer=name, place=place[0], source=place[1], before=last_place)
+                break
         parts = [self._layers[name].part for name in this_run.misses]
         named = {name for part in parts for name in map(distributions.normal, part.packages)}
         here = {"Python": this_run.python} if any(part.modules for part in parts) else {}
@@ -183,8 +173,8 @@ class Reasons:
             if version and versions_then.get(name) and version != versions_then[name]:
                 yield causes.CHANGED.say(name=name, now=version, before=versions_then[name])
         earlier = [build for build in last_run.builds if build.program in {one.program for one in this_run.builds}]
-        now, before = differences.nearest(this_run.builds, earlier or last_run.builds)
-        if now is not None and before is not None:
+        if (pair := differences.nearest(this_run.builds, earlier or last_run.builds)) is not None:
+            now, before = pair
             if now.platform == before.platform and now.version != before.version:
                 words = [differences.short_version(build.version) for build in (now, before)]
                 words = words if words[0] != words[1] else [now.version, before.version]
@@ -214,7 +204,6 @@ def _of_another_program(this_run: KernelRun, last_run: ledger.Known) -> str:
 
 
 def _facts(entry: Entry) -> dict[str, str]:
-    """Return what an entry says of the driver and device that it was built for."""
     return {**entry.details.versions, **({"device": entry.details.device} if entry.details.device else {})}
 
 

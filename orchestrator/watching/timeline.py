@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 import shlex
-import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -32,7 +31,6 @@ from cachectl.watching.program_events import (
     CacheUse,
     DriverMessages,
     Event,
-    Interval,
     ProcessStart,
     StageSpan,
     of_kind,
@@ -93,9 +91,9 @@ class Summary(NamedTuple):
     """Where a start went. Seconds of several threads and processes add up in ``stages``.
 
     ``own`` are the seconds in which no thread was in any stage: the program's own. ``missed`` are those that misses
-    took, from a lookup to the end of its store, in the thread in which they took
-    most: processes and threads of a run wait for each other. ``at_least`` is true if neither a driver nor its cache
-    showed whether it compiled, so that this is excluded.
+    took, from a lookup to the end of its store, in the thread in which they took most: processes and threads of a run
+    wait for each other. ``at_least`` is true if neither a driver nor its cache showed whether it compiled, so that this
+    is excluded.
     """
 
     stages: tuple[StageTime, ...]
@@ -135,14 +133,13 @@ class Trace:
     """A run: its command, how it ended, and what each layer did. Seconds are wall time.
 
     ``kernels`` are its builds; ``entries`` those that were hit or stored, of the layers whose files show it;
-    ``unwatched`` commands that used a cache and could not be watched,
-    with the ``layers`` that each was seen to use; ``passed_on`` the output of C code on its error stream in a build
-    that did not end; ``started`` when the run did, in epoch seconds; ``processes`` those that were watched
-    (:func:`read_processes`); and ``spans`` what their time went to. ``summary`` is ``None`` if there was none.
-    ``late`` has by layer what was compiled into entries at a launch. ``warm`` says whether every lookup hit and nothing
-    was compiled or stored; ``None`` if that is unknown.
-    ``verdict`` says in a sentence or two what the run lost to misses, and why; ``missed`` are the kernels that it lost
-    it to, those that took most first.
+    ``unwatched`` commands that used a cache and could not be watched, with the ``layers`` that each was seen to use;
+    ``passed_on`` the output of C code on its error stream in a build that did not end; ``started`` when the run did, in
+    epoch seconds; ``processes`` those that were watched (:func:`read_processes`); and ``spans`` what their time went
+    to. ``summary`` is ``None`` if there was none. ``verdict`` says in a sentence or two what the run lost to misses,
+    and why; ``missed`` are the kernels that it lost it to, those that took most first. ``late`` has by layer what was
+    compiled into entries at a launch. ``warm`` says whether every lookup hit and nothing was compiled or stored;
+    ``None`` if that is unknown.
     """
 
     command: tuple[str, ...] = ()
@@ -174,11 +171,6 @@ class Trace:
 _SLACK = 1.0
 
 
-def clocks() -> tuple[int, int]:
-    """Return the moment by both clocks of this machine, in nanoseconds: monotonic, and since the epoch."""
-    return time.monotonic_ns(), time.time_ns()
-
-
 def read_processes(events: Iterable[Event]) -> list[Mapping[str, Any]]:
     """Return the processes that were watched: number, command, host, and ``rank`` in an MPI job, if any."""
     started = {process.pid: process for process in of_kind(events, ProcessStart)}
@@ -194,8 +186,8 @@ def read_spans(
 ) -> list[Span]:
     """Return the spans of a run from the events of its processes, each process's in their order.
 
-    ``began`` is when it did, by :func:`clocks`. ``lookups`` of layers know which events are theirs, and what drivers
-    have stored.
+    ``began`` is when it did, in nanoseconds, by the monotonic clock and since the epoch. ``lookups`` of layers know
+    what drivers have stored.
     """
     monotonic = began[0]
     latest = monotonic + (wall + _SLACK) * 1e9
@@ -213,36 +205,27 @@ def read_spans(
         # A program can write any event, and other machines have other clocks.
         if not monotonic <= event.when.start <= event.when.end <= latest:
             continue
-        span = _span(event, monotonic)
+        times = (event.when.start - monotonic) / 1e9, event.when.seconds
+        span = Span(event.pid, event.when.thread, "", "", *times, kernel=" ".join(event.kernels) or None)
         match event:
             case StageSpan() if event.stage in STAGES:
+                span = span._replace(stage=event.stage, name=event.name)
                 spans += [span, *(_compiled_in(span, later) if event.stage == "launch" else ())]
             case BuildEnd():
-                spans.append(
-                    span._replace(name=event.inputs.kind or "build", layer=event.layer, outcome=event.binary or None)
-                )
+                name, outcome = event.inputs.kind or "build", event.binary or None
+                spans.append(span._replace(stage="build", name=name, layer=event.layer, outcome=outcome))
                 part = lookups.get(event.driver, Lookups())
-                spans += _driver_spans(event, part, stored if event.compiled else (), began, later)
+                paths = stored if event.compiled and not event.failed else ()
+                compilations = [(part.weigh(path), *times) for path in paths for times in part.compilations(path)]
+                spans += _driver_spans(event, span, compilations, began, later)
                 stored = ()
             case CacheLookup() | CacheStore():
-                layer = evidence.layer_of(event.layer, event.dictionary, lookups)
-                spans.append(span._replace(name=event.dictionary or event.key or event.layer, layer=layer))
+                span = span._replace(name=event.dictionary or event.key or event.layer, layer=event.layer)
+                if isinstance(event, CacheStore):
+                    spans.append(span._replace(stage="store", outcome="store", bytes=event.bytes))
+                else:
+                    spans.append(span._replace(stage="lookup", outcome=event.outcome))
     return sorted(spans, key=lambda span: (span.start, -span.seconds))
-
-
-def _span(event: CacheUse | StageSpan, began: int) -> Span:
-    """Return when an event was, and what its kind says; a stage has a name of its own."""
-    stage, name, outcome, size = "build", "", None, None
-    match event:
-        case StageSpan():
-            stage, name = event.stage, event.name
-        case CacheLookup():
-            stage, outcome = "lookup", event.outcome
-        case CacheStore():
-            stage, outcome, size = "store", "store", event.bytes
-    times = (event.when.start - began) / 1e9, (event.when.end - event.when.start) / 1e9
-    kernel = " ".join(event.kernels) or None
-    return Span(event.pid, event.when.thread, stage, name, *times, kernel=kernel, outcome=outcome, bytes=size)
 
 
 def _compiled_in(launch: Span, later: Mapping[tuple[int, str], list[Span]]) -> Iterator[Span]:
@@ -259,34 +242,34 @@ def _compiled_in(launch: Span, later: Mapping[tuple[int, str], list[Span]]) -> I
 
 def _driver_spans(
     build: BuildEnd,
-    part: Lookups,
-    stored: Sequence[str],
+    span: Span,
+    compilations: Iterable[tuple[int | None, str | None, float | None, float]],
     began: tuple[int, int],
     later: dict[tuple[int, str], list[Span]],
 ) -> Iterator[Span]:
     """Yield the spans of the driver in a build: one that missed looks up, compiles, and loads; one that failed, none.
 
-    A failure is neither a hit nor a miss, so its time stays that of the build.
+    A failure is neither a hit nor a miss, so its time stays that of the build. ``compilations`` begin with the bytes of
+    what was stored.
     """
     if build.failed:
         return
     compiled = build.was_compiled
-    times = [(path, *compilation) for path in stored for compilation in part.compilations(path)]
     outcome = None if compiled is None else "miss" if compiled else "hit"
+    span = span._replace(stage="compile", layer=build.driver or None, outcome=outcome)
     for begin, until in build.compiles:
-        span = _span(build._replace(when=Interval(begin, until, build.when.thread)), began[0])
-        span = span._replace(stage="compile", name=DRIVER, layer=build.driver or None, outcome=outcome)
+        driver = span._replace(name=DRIVER, start=(begin - began[0]) / 1e9, seconds=(until - begin) / 1e9)
         inside = []
-        for path, kernel, begun, ended in times:
+        for size, kernel, begun, ended in compilations:
             end = ended - began[1] / 1e9
             start = end if begun is None else begun - began[1] / 1e9
             compiler = span._replace(name="compiler", start=start, seconds=end - start)
             if begun is None:
                 later.setdefault((span.process, kernel or ""), []).append(compiler._replace(kernel=kernel))
-            elif span.start <= start < end <= span.end:
-                inside.append(compiler._replace(bytes=part.weigh(path)))
+            elif driver.start <= start < end <= driver.end:
+                inside.append(compiler._replace(bytes=size))
         is_known = compiled is False or bool(inside)
-        yield span._replace(stage="lookup") if is_known else span
+        yield driver._replace(stage="lookup") if is_known else driver
         yield from inside
 
 
@@ -298,19 +281,17 @@ def own_times(spans: Sequence[Span]) -> list[tuple[Span, float]]:
 
     Spans must be in order: by start, longer ones first.
     """
-    rows: list[list[Any]] = []
-    open_rows: dict[tuple[int, int], list[list[Any]]] = {}
-    for span in spans:
-        around = open_rows.setdefault((span.process, span.thread), [])
-        while around and around[-1][0].end <= span.start:
+    seconds = [span.seconds for span in spans]
+    open_spans: dict[tuple[int, int], list[int]] = defaultdict(list)
+    for index, span in enumerate(spans):
+        around = open_spans[span.process, span.thread]
+        while around and spans[around[-1]].end <= span.start:
             around.pop()
         if around:
-            outer = around[-1]
             # Parts of spans that overlap without nesting count once, in the later one.
-            outer[1] -= min(span.end, outer[0].end) - span.start
-        around.append([span, span.seconds])
-        rows.append(around[-1])
-    return [(span, max(0.0, seconds)) for span, seconds in rows]
+            seconds[around[-1]] -= min(span.end, spans[around[-1]].end) - span.start
+        around.append(index)
+    return [(span, max(0.0, own)) for span, own in zip(spans, seconds, strict=True)]
 
 
 def summarize(spans: Sequence[Span], wall: float) -> Summary:
@@ -321,29 +302,24 @@ def summarize(spans: Sequence[Span], wall: float) -> Summary:
         times[span.stage, span.outcome] += seconds
         totals[span.stage] += seconds
     stages = [stage for stage in STAGES if totals[stage]]
-    missed = [((span.process, span.thread), span.start, end) for span, end in missed_work(spans)]
     return Summary(
         tuple(StageTime(stage, totals[stage], times[stage, "hit"], times[stage, "miss"]) for stage in stages),
-        max(0.0, wall - covered((span.start, span.end) for span in spans)),
-        max(covered_by_thread(missed), default=0.0),
+        max(0.0, wall - covered(spans)),
+        max(covered_by_thread(missed_work(spans)), default=0.0),
         any(span.stage == "compile" and span.outcome is None for span in spans),
     )
 
 
-#: Work of a thread: which process and thread, and from when to when.
-Work = tuple[tuple[int, int], float, float]
-
-
-def covered_by_thread(work: Iterable[Work]) -> list[float]:
-    """Return the seconds that each thread was at work."""
-    threads: dict[tuple[int, int], list[tuple[float, float]]] = defaultdict(list)
-    for thread, start, end in work:
-        threads[thread].append((start, end))
+def covered_by_thread(spans: Iterable[Span]) -> list[float]:
+    """Return the seconds of each thread that lie in at least one of its spans."""
+    threads: dict[tuple[int, int], list[Span]] = defaultdict(list)
+    for span in spans:
+        threads[span.process, span.thread].append(span)
     return list(map(covered, threads.values()))
 
 
-def missed_work(spans: Iterable[Span]) -> Iterator[tuple[Span, float]]:
-    """Yield each lookup that missed, with the end of its store in the same thread, and each compilation, with its end.
+def missed_work(spans: Iterable[Span]) -> Iterator[Span]:
+    """Yield each lookup that missed, also up to the end of its store in the same thread, and each compilation.
 
     Spans must be in order. They may overlap.
     """
@@ -351,19 +327,20 @@ def missed_work(spans: Iterable[Span]) -> Iterator[tuple[Span, float]]:
     for span in spans:
         lookup = (span.process, span.thread, span.layer, span.name, span.kernel)
         if span.outcome == "miss":
-            yield span, span.end
+            yield span
             if span.stage == "lookup":
                 waiting.setdefault(lookup, []).append(span)
         elif span.stage == "store" and waiting.get(lookup):
-            yield waiting[lookup].pop(), span.end
+            missed = waiting[lookup].pop()
+            yield missed._replace(seconds=span.end - missed.start)
 
 
-def covered(times: Iterable[tuple[float, float]]) -> float:
-    """Return the seconds that lie in at least one of these stretches, each from its start to its end."""
+def covered(spans: Iterable[Span]) -> float:
+    """Return the seconds that lie in at least one of some spans."""
     seconds, until = 0.0, -math.inf
-    for start, end in sorted(times):
-        seconds += max(0.0, end - max(start, until))
-        until = max(until, end)
+    for span in sorted(spans, key=lambda span: span.start):
+        seconds += max(0.0, span.end - max(span.start, until))
+        until = max(until, span.end)
     return seconds
 
 
@@ -381,6 +358,25 @@ def encode(trace: Trace, name: str) -> bytes:
     """Return the file of a run's timeline, in the form that its name says, which :func:`check` has seen."""
     if name.endswith(".html"):
         return page(trace)
+    metadata: list[dict[str, object]] = []
+    for index, process in enumerate(trace.processes):
+        rank = process["rank"]
+        title = process["command"] if rank is None else f"rank {rank}: {process['command']}"
+        for kind, arguments in (("process_name", {"name": title}), ("process_sort_index", {"sort_index": index})):
+            metadata.append({"name": kind, "ph": "M", "pid": process["process"], "args": arguments})
+    spans = (
+        {
+            "name": span.name,
+            "cat": span.stage,
+            "ph": "X",
+            "ts": round(span.start * 1e6, 3),
+            "dur": round(span.seconds * 1e6, 3),
+            "pid": span.process,
+            "tid": span.thread,
+            "args": {name: value for name in _ARGUMENTS if (value := getattr(span, name)) is not None},
+        }
+        for span in trace.spans
+    )
     document = {
         # The first bytes say that cachectl wrote it.
         "otherData": {
@@ -391,30 +387,9 @@ def encode(trace: Trace, name: str) -> bytes:
             "processes": trace.processes,
         },
         "displayTimeUnit": "ms",
-        "traceEvents": [*_metadata(trace), *map(_complete, trace.spans)],
+        "traceEvents": [*metadata, *spans],
     }
     return encode_json(document, separators=(",", ":")) + b"\n"
-
-
-def _metadata(trace: Trace) -> Iterator[dict[str, object]]:
-    for index, process in enumerate(trace.processes):
-        rank = process["rank"]
-        title = process["command"] if rank is None else f"rank {rank}: {process['command']}"
-        for name, arguments in (("process_name", {"name": title}), ("process_sort_index", {"sort_index": index})):
-            yield {"name": name, "ph": "M", "pid": process["process"], "args": arguments}
-
-
-def _complete(span: Span) -> dict[str, object]:
-    return {
-        "name": span.name,
-        "cat": span.stage,
-        "ph": "X",
-        "ts": round(span.start * 1e6, 3),
-        "dur": round(span.seconds * 1e6, 3),
-        "pid": span.process,
-        "tid": span.thread,
-        "args": {name: value for name in _ARGUMENTS if (value := getattr(span, name)) is not None},
-    }
 
 
 def page(trace: Trace) -> bytes:

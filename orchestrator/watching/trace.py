@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import py_compile
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
@@ -88,8 +89,7 @@ class Recorder:
         self._parts = {name: layer.part for name, layer in self._layers.items()}
         self._names = {"HOME", PORTABLE, *(name for part in self._parts.values() for name in part.variables)}
         self._names |= {name for layer in self._layers.values() for name in variables_of(layer.layer)}
-        texts = {file: text for layer in self._layers.values() for file, text in layer.watchers.items()}
-        self._notes, self._variables = make_observer(folder, stack.environment, self._parts, self._names, texts)
+        self._notes, self._variables = make_observer(folder, stack.environment, self._parts, self._names)
         # Those that are listened to in programs of the run are used by others, too.
         by_files = {name: part for name, part in self._parts.items() if part.files or part.listeners}
         observed = {name: part for name, part in self._parts.items() if not part.files}
@@ -98,8 +98,7 @@ class Recorder:
         watched_layers = (layer.layer for layer in self._layers.values() if layer.part.files)
         self._files = EntryEvents(watched_layers, arrived=self._processes.hurry)
         # Before the run: another one that ends meanwhile is no earlier one.
-        read = partial(ledger.read, stack.environment)
-        self._book = child.try_extra(_LEDGER, read, notice) if remembers else None
+        self._book = child.try_extra(_LEDGER, lambda: ledger.read(self._environment), notice) if remembers else None
         self._watching = ExitStack()
         self._began = (0, 0)
         self._trace: timeline.Trace | None = None
@@ -118,7 +117,7 @@ class Recorder:
             block.enter_context(self._processes.watching())
             self._watching = block.pop_all()
         # Preparations are no part of the timeline.
-        self._began = timeline.clocks()
+        self._began = time.monotonic_ns(), time.time_ns()
         return self._variables
 
     def stop(self) -> None:
@@ -129,15 +128,16 @@ class Recorder:
         self, command: Iterable[str] = (), exit_status: int | None = None, *, explain: bool = False
     ) -> timeline.Trace:
         """Return the trace of the run, which has ended; with ``explain`` also how sources changed."""
-        wall = (timeline.clocks()[0] - self._began[0]) / 1e9
+        wall = (time.monotonic_ns() - self._began[0]) / 1e9
         self._trace = timeline.Trace(tuple(command), exit_status, wall, started=self._began[1] / 1e9)
-        child.try_extra("no verdict", partial(self._complete, explain=explain), self._notice)
+        child.try_extra("no verdict", lambda: self._complete(explain=explain), self._notice)
         return self.trace
 
     def _complete(self, *, explain: bool) -> None:
         self.stop()
         unwatched = self._processes.unwatched()
         noted, unread = program_events.read_events(self._notes)
+        noted = evidence.find_owners(noted, self._parts)
         self._look_at_files(noted)
         used = tuple(entry for layer in self._layers.values() for entry in layer.used or ())
         events = evidence.complete_builds(noted, used)
@@ -147,13 +147,22 @@ class Recorder:
         )
         events = evidence.settle_builds(events, layers)
         # A process that ended in a build did not pass its output on itself.
-        passed_on = b"".join(map(self._other_output, program_events.messages_after(self._notes, events)))
+        passed_on = b""
+        for rest in program_events.messages_after(self._notes, events):
+            output = rest
+            for part in self._parts.values():
+                output = part.other_output(output)
+            passed_on += output
         processes = timeline.read_processes(events)
-        spans = timeline.read_spans(events, self._began, self.trace.wall_seconds, self._parts) if processes else []
+        wall = self.trace.wall_seconds
+        spans = timeline.read_spans(events, self._began, wall, self._parts)
         self._trace = trace = replace(
             self.trace,
             layers=layers,
-            kernels=tuple(map(_kernel, program_events.of_kind(events, BuildEnd))),
+            kernels=tuple(
+                timeline.KernelTrace(build.kernels, build.served_by, build.was_compiled, build.when.seconds)
+                for build in program_events.of_kind(events, BuildEnd)
+            ),
             entries=used,
             unwatched=tuple(
                 {"command": program, "layers": tuple(sorted(names))} for program, names in unwatched.items()
@@ -161,7 +170,7 @@ class Recorder:
             passed_on=passed_on,
             processes=processes,
             spans=spans,
-            summary=timeline.summarize(spans, self.trace.wall_seconds) if processes else None,
+            summary=timeline.summarize(spans, wall) if processes else None,
         )
         judge = verdict.Judge(self._layers, trace, events, self._book, self._processes.lockers.values())
         missed = judge.missed(explain=explain)
@@ -175,19 +184,15 @@ class Recorder:
         """Give each layer the environments of programs, and what file events and processes show of it."""
         files, strangers = self._files, self._processes.strangers.values()
         platforms = frozenset(build.inputs.platform for build in program_events.of_kind(noted, BuildEnd))
+        environments = program_events.environments(noted, self._environment, self._names)
         for name, layer in self._layers.items():
-            layer.live_in(program_events.environments(noted, layer.layer.environment, self._names))
+            layer.live_in(environments)
             commands = ", ".join(sorted({program.command for program in strangers if name in program.uses}))
             layer.is_shared = bool(commands)
             if name in files.doubts and files.why_not is None:
                 layer.take(files.uses_of(name), files.doubts[name], platforms)
             if commands:
                 layer.doubts[f"another program that may use the cache ran meanwhile: {commands}"] = None
-
-    def _other_output(self, heard: bytes) -> bytes:
-        for part in self._parts.values():
-            heard = part.other_output(heard)
-        return heard
 
 
 @contextmanager
@@ -200,12 +205,16 @@ def judged(
     remembers: bool = True,
 ) -> Iterator[Mapping[str, str]]:
     """Watch a run that does not need it; yield the variables for that, and give ``say`` the trace at its end."""
-    recorder = child.try_extra("no verdict", partial(Recorder, stack, folder, notice, remembers=remembers), notice)
-    variables = None if recorder is None else child.try_extra("no verdict", recorder.start, notice)
+
+    def start() -> tuple[Recorder, dict[str, str]]:
+        recorder = Recorder(stack, folder, notice, remembers=remembers)
+        return recorder, recorder.start()
+
+    recorder, variables = child.try_extra("no verdict", start, notice) or (None, {})
     try:
-        yield variables or {}
+        yield variables
     finally:
-        trace = None if recorder is None or variables is None else recorder.finish()
+        trace = None if recorder is None else recorder.finish()
     # A command without Python cannot be watched.
     if trace is not None and trace.processes and trace.verdict:
         say(trace)
@@ -222,38 +231,33 @@ def make_observer(
     environment: Environment,
     parts: Mapping[str, Lookups],
     names: Iterable[str],
-    texts: Mapping[Path, bytes],
     *,
     kind: str = "trace",
 ) -> tuple[Path, dict[str, str]]:
     """Make what each Python of a run loads first: the observer, its table, and copies of the layers' files.
 
-    ``parts`` are the lookups that are observed, ``names`` the variables that are noted, and ``texts`` the files with
-    their content. Of two of one ``kind`` on a path only the first is used. Returns the folder of events, and the
-    variables that a command needs.
+    ``parts`` are the lookups that are observed, and ``names`` the variables that are noted. Of two of one ``kind`` on a
+    path only the first is used. Returns the folder of events, and the variables that a command needs.
     """
     site, notes = folder / "site", folder / "events"
     site.mkdir()
     notes.mkdir()
-    copies = {file: f"cachectl_watch_{number}.py" for number, file in enumerate(sorted(texts))}
-    own, module, variable = Path(observer.__file__), f"cachectl_{kind}_observer", f"CACHECTL_{kind.upper()}"
-    for file, name, text in [
-        (own, f"{module}.py", own.read_bytes()),
-        *((f, copies[f], texts[f]) for f in texts),
-    ]:
-        (site / name).write_bytes(text)
+    module, variable = f"cachectl_{kind}_observer", f"CACHECTL_{kind.upper()}"
+    files = {file for part in parts.values() for file in (*part.watchers.values(), *part.listeners.values())}
+    copies = {file: f"cachectl_watch_{number}.py" for number, file in enumerate(sorted(files))}
+    for file, name in {**copies, Path(observer.__file__): f"{module}.py"}.items():
+        (site / name).write_bytes(file.read_bytes())
         with suppress(OSError):
             _copy_compiled(file, site / name)
     (site / "sitecustomize.py").write_text(_SITE.format(module=module, variable=variable))
-    watchers: set[tuple[str, str]] = set()
-    listeners: dict[str, tuple[str, str]] = {}
-    for name, part in parts.items():
-        watchers.update((module, copies[file]) for module, file in part.watchers.items())
-        listeners.update({platform: (name, copies[file]) for platform, file in part.listeners.items()})
-    imports = sorted({package for part in parts.values() for package in part.imports})
-    ranks = [rank for _, rank in launcher.RANKS]
-    table = {"watchers": sorted(watchers), "imports": imports, "listeners": listeners, "ranks": ranks}
-    table["variables"] = sorted(names)
+    listeners = ((name, *listener) for name, part in parts.items() for listener in part.listeners.items())
+    table = {
+        "watchers": sorted({(name, copies[file]) for part in parts.values() for name, file in part.watchers.items()}),
+        "listeners": {platform: (name, copies[file]) for name, platform, file in listeners},
+        "imports": sorted({package for part in parts.values() for package in part.imports}),
+        "ranks": [rank for _, rank in launcher.RANKS],
+        "variables": sorted(names),
+    }
     (site / observer.TABLE).write_bytes(encode_json(table))
     paths = os.pathsep.join(filter(None, [str(site), environment.get("PYTHONPATH")]))
     return notes, {variable: str(notes), "PYTHONPATH": paths}
@@ -272,13 +276,6 @@ def _copy_compiled(file: Path, copy: Path) -> None:
     target.write_bytes(compiled.read_bytes())
 
 
-def _kernel(build: BuildEnd) -> timeline.KernelTrace:
-    served_by = None
-    if build.was_compiled is False and not build.failed:
-        served_by = build.layer if build.binary == "hit" else build.driver or None
-    return timeline.KernelTrace(build.kernels, served_by, build.was_compiled, build.seconds)
-
-
 #: A second block would watch and count the replacements of the first.
 _ONE = threading.Lock()
 
@@ -295,22 +292,22 @@ def traced() -> Iterator[Recorder]:
     lines: list[str] = []
     try:
         stack = LayerSet()
-        with child.isolated_root(stack.environment, notice=lines.append) as folder:
+        with ExitStack() as block:
+            folder = block.enter_context(child.isolated_root(stack.environment, notice=lines.append))
             recorder = Recorder(stack, folder, lines.append, off=disabled.STAY_OFF)
             variables, owner = recorder.start(), os.getpid()
-            try:
-                with overlay.applied(overlay.variables(variables)):
-                    noted = observer.observe(variables[_FOLDER], str(folder / "site"))
-                    try:
-                        yield recorder
-                    finally:
-                        noted.stop()
-            finally:
+
+            def end() -> None:
                 # A forked child leaves the trace, and the ledger, to the process that began it.
                 if os.getpid() == owner:
                     recorder.finish()
                 else:
                     recorder.stop()
+
+            block.callback(end)
+            block.enter_context(overlay.applied(overlay.variables(variables)))
+            block.callback(observer.observe(variables[_FOLDER], str(folder / "site")).stop)
+            yield recorder
     finally:
         _ONE.release()
         for line in lines:

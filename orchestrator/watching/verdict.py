@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
-from itertools import islice, product
+from itertools import chain, islice, product
 
 from cachectl.layers.base.errors import FAILURES
 from cachectl.layers.base.text import plural
@@ -19,11 +19,11 @@ from cachectl.watching import causes, differences, evidence, ledger, timeline
 from cachectl.watching.kernels import read_kernels
 from cachectl.watching.program_events import (
     BuildEnd,
-    BuildStart,
     Event,
     FailedUse,
     ProcessEnd,
     ProcessStart,
+    cut_builds,
     of_kind,
 )
 from cachectl.watching.reasons import Reasons, keys_of
@@ -32,8 +32,6 @@ from cachectl.watching.reasons import Reasons, keys_of
 _SLOW = 0.1
 #: Seconds that are not worth a word.
 _NOTHING = 0.01
-#: Runs with different keys after which a kernel is said to change every run.
-_ALWAYS = 3
 #: Entries of a cache that is verified after a command has failed.
 _MOST_VERIFIED = 2000
 #: Seconds by which the time of a file may be off that of the launch that made it.
@@ -55,31 +53,29 @@ class Judge:
         trace: timeline.Trace,
         events: Sequence[Event],
         book: ledger.Ledger | None,
-        lockers: Iterable[str] = (),
+        lockers: Iterable[str],
     ) -> None:
         self._layers = layers
         #: Other programs that locked a file of a cache meanwhile.
         self._lockers = lockers
         self._trace = trace
         self._states = {use.layer: use for use in trace.layers if use.state in ("disabled", "closed")}
-        self.kernels, self._lost = read_kernels(layers, trace, events)
+        self.kernels = read_kernels(layers, trace, events)
         self._reasons = Reasons(layers, self._states, book)
         self._known = {} if book is None else book.kernels
         self.late = {name: late for name, layer in layers.items() if (late := tuple(self._launched(layer)))}
         started = (process for process in of_kind(events, ProcessStart) if not process.forked)
         programs = {process.pid: " ".join(process.program) for process in started}
         ended = {process.pid for process in of_kind(events, ProcessEnd)} | {os.getpid()}
-        # Builds that had begun in each process, and have not ended.
         builds = of_kind(events, BuildEnd)
-        open_builds = Counter(build.pid for build in of_kind(events, BuildStart))
-        open_builds -= Counter(build.pid for build in builds)
+        killed = cut_builds(events)
         #: The programs that were killed in a build, or have left without Python's last steps, as a pool's workers do.
         self._cut = [
             program
             for pid, program in programs.items()
-            if open_builds[pid] or (pid not in ended and _WORKER not in program)
+            if pid in killed or (pid not in ended and _WORKER not in program)
         ]
-        self._is_killed_in_build = bool(open_builds)
+        self._is_killed_in_build = bool(killed)
         #: Lookups that raised an exception, of which nothing else is known.
         self._raised = of_kind(events, FailedUse)
         self._builds = [build for build in builds if not build.failed]
@@ -90,15 +86,12 @@ class Judge:
         missed = []
         for kernel, this_run in self.kernels.items():
             if this_run.misses:
-                last_run = self._known.get(kernel)
-                diff = (
-                    differences.diff(kernel, this_run.builds, last_run.builds)
-                    if explain and last_run is not None
-                    else None
-                )
+                earlier = self._known.get(kernel, ledger.Known(0.0)).builds
+                diff = differences.diff(kernel, this_run.builds, earlier) if explain else None
                 because = "; ".join(self._reasons.of(kernel, this_run))
-                missed.append(timeline.MissedKernel(kernel, this_run.lost, this_run.misses, because, diff))
-        return tuple(sorted(missed, key=lambda one: -one.seconds))
+                seconds = sum(timeline.covered_by_thread(this_run.work))
+                missed.append(timeline.MissedKernel(kernel, seconds, tuple(this_run.misses), because, diff))
+        return tuple(sorted(missed, key=lambda kernel: -kernel.seconds))
 
     def verdict(self, missed: Sequence[timeline.MissedKernel]) -> str:
         """Return what the run lost, and why, in a sentence or two."""
@@ -117,20 +110,17 @@ class Judge:
         return " ".join(filter(None, (*ending, *sentences)))
 
     def _ending(self) -> Iterator[str]:
-        """Yield how the command ended, and what failed in it."""
         status = self._trace.exit_status
         if status:
             yield f"The command ended with status {status}."
         for use in self._raised[:1]:
-            lookups = {name: layer.part for name, layer in self._layers.items()}
-            owner = evidence.layer_of(use.layer, use.dictionary, lookups)
-            fix = f"cachectl purge --key {shlex.quote(f'{use.file}/{use.key}')} {owner} removes the row"
+            fix = f"cachectl purge --key {shlex.quote(f'{use.file}/{use.key}')} {use.layer} removes the row"
             # The row is not at fault if the database is, or if there is none.
             if use.use == "store" or use.error.startswith("sqlite3."):
-                fix = f"cachectl doctor {owner} checks the folder"
+                fix = f"cachectl doctor {use.layer} checks the folder"
             yield f"A {use.use} in {use.dictionary} raised {use.error}; {fix}."
         if self._failed:
-            seconds = sum(build.seconds for build in self._failed)
+            seconds = sum(build.when.seconds for build in self._failed)
             took = f", which took {seconds:.2f} s" if seconds >= _NOTHING else ""
             yield f"{plural(len(self._failed), 'build')} failed{took}."
         if self._is_killed_in_build:
@@ -168,7 +158,8 @@ class Judge:
                 f"{count} missed in {names}; which kernels missed, and how long each took, is unknown{self._at_once()}."
             )
         if missed:
-            seconds = max(summary.missed, self._lost)
+            work = (span for this_run in self.kernels.values() for span in this_run.work)
+            seconds = max([summary.missed, *timeline.covered_by_thread(work)])
             slow = "Slow" if seconds >= _SLOW * trace.wall_seconds else "Nearly warm"
             at_least = "at least " if summary.at_least or trace.unwatched else ""
             lost = f"{at_least}{seconds:.2f} of {trace.wall_seconds:.2f} s"
@@ -178,19 +169,18 @@ class Judge:
             return f"{uncached}."
         if not looked:
             return f"Not warm: {self._stored()}." if self._stored() else ""
-        if self.is_warm:
-            return f"Warm: every lookup hit ({looked:,})."
         return self._hits(looked)
 
     def _hits(self, looked: int) -> str:
-        """Say that every lookup that was seen hit, and why that is not warm."""
+        """Say that every lookup that was seen hit, and if that is not warm, why."""
+        if self.is_warm:
+            return f"Warm: every lookup hit ({looked:,})."
         if any(map(self._cost, self._states)):
             return f"Every other lookup hit ({looked:,})."
-        prefix = "Not warm: " if self.is_warm is False else "Unknown: "
-        return f"{'' if self._trace.exit_status else prefix}{self._seen_only(looked)}."
+        judged = "Every" if self._trace.exit_status else f"{'Unknown' if self.is_warm is None else 'Not warm'}: every"
+        return f"{'; '.join([f'{judged} observed lookup hit ({looked:,})', *self._unseen()])}."
 
     def _at_once(self) -> str:
-        """Say how many threads built at once, if several did."""
         builds = [span for span in self._trace.spans if span.stage == "build"]
         at_once = ((a, b) for a, b in product(builds, builds) if a.start < b.end and b.start < a.end)
         threads = {(a.process, a.thread) for a, b in at_once if (a.process, a.thread) != (b.process, b.thread)}
@@ -224,16 +214,18 @@ class Judge:
         unpacked = Counter(build.driver for build in self._builds if not build.kernels)
         unseen = {}
         for name, layer in self._layers.items():
-            if layer.part.listeners and not layer.is_shared and layer.before is not None and layer.after is not None:
-                new = [path for path in layer.after.keys() - layer.before.keys() if not layer.after[path].is_foreign]
-                count = len(new) - counted.get(name, 0) - unpacked[name]
-                if count > 0:
-                    unseen[name] = count
+            new = layer.appeared() if layer.part.listeners and not layer.is_shared else None
+            count = sum(not entry.is_foreign for entry in new or ()) - counted.get(name, 0) - unpacked[name]
+            if count > 0:
+                unseen[name] = count
         return unseen
 
     def _nothing_asked(self) -> str:
-        failing = (name for name in self._states if self._trace.exit_status and self._fails_when_closed(name))
-        return f"No cache was used: {next(map(self._reasons.said_of, failing), 'no lookup was seen')}."
+        for name in self._states if self._trace.exit_status else ():
+            hazard = self._layers[name].layer.about.uses.get(place.Use.WRITE)
+            if self._states[name].state == "closed" and hazard is not None and hazard.severity is FAILS:
+                return f"No cache was used: {self._reasons.said_of(name)}."
+        return "No cache was used: no lookup was seen."
 
     @cached_property
     def is_warm(self) -> bool | None:
@@ -244,15 +236,11 @@ class Judge:
             return False
         if any(use.misses or use.stores for use in uses) or self._uncached() or self._failed or self._unseen_stores():
             return False
-        if summary is None or summary.at_least or trace.exit_status or not uses:
-            return None
-        if trace.unwatched or self._raised or self._cut:
-            return None
-        return None if any(use.hits is None or use.misses is None for use in uses) else True
+        is_unknown = summary is None or trace.exit_status or not uses or self._raised or self._unseen()
+        return None if is_unknown else True
 
-    def _seen_only(self, looked: int) -> str:
-        """Say that every lookup that was seen hit, and what was not seen."""
-        sentences = f"{'E' if self._trace.exit_status else 'e'}very observed lookup hit ({looked:,})"
+    def _unseen(self) -> list[str]:
+        """Return why there may have been misses that were not seen."""
         reasons = [f"{program['command']} could not be watched" for program in self._trace.unwatched]
         reasons += [f"{program} did not exit normally" for program in self._cut]
         if self._trace.summary is not None and self._trace.summary.at_least:
@@ -260,39 +248,36 @@ class Judge:
         reasons += [self._stored()] if self._stored() else []
         unknown = [use.layer for use in self._trace.layers if use.was_used and None in (use.hits, use.misses)]
         shared = ", which another program used meanwhile" * any(self._layers[name].is_shared for name in unknown)
-        reasons += [f"misses in {', '.join(unknown)}{shared} cannot be counted"] if unknown and not reasons else []
-        return f"{sentences}; {'; '.join(reasons)}" if reasons else sentences
+        return reasons or ([f"misses in {', '.join(unknown)}{shared} cannot be counted"] if unknown else [])
 
     def _uncached(self) -> str:
         """Return what was compiled at a launch, or the work that a hit would save, for which no cache was asked."""
         if self._late():
             return self._late()
         used = {use.layer for use in self._trace.layers if use.was_used} | self._states.keys()
-        used |= {name for name, layer in self._layers.items() if layer.is_open}
+        used |= {name for name, layer in self._layers.items() if layer.shared}
         # Of a cache that is off the cost is said.
         is_said = any("compile" in self._layers[name].part.saves for name in self._states)
         # By a driver without a cache that is known, of which PyOpenCL's own cache was not asked either.
         unknown = [] if is_said else [build for build in self._builds if not build.driver and not build.binary]
-        times = {"compile": sum(end - start for build in unknown for start, end in build.compiles) / 1e9}
-        idle = [
-            layer.part.saves
+        compiling = sum(end - start for build in unknown for start, end in build.compiles) / 1e9
+        times = defaultdict(float, compile=compiling)
+        idle = {
+            stage
             for name, layer in self._layers.items()
             if name not in used and (not layer.part.platforms or self._platforms & {*layer.part.platforms})
-        ]
-        for span, seconds in timeline.own_times(self._trace.spans):
+            for stage in layer.part.saves
+        }
+        for span, took in timeline.own_times(self._trace.spans):
             if span.stage == "compile" and span.layer is None and span.name != timeline.DRIVER:
                 # As by loopy's target for C, which asks no cache.
-                times["compile"] += seconds
-            elif span.stage != "compile" and any(span.stage in saves for saves in idle):
-                times[span.stage] = times.get(span.stage, 0.0) + seconds
+                times["compile"] += took
+            elif span.stage != "compile" and span.stage in idle:
+                times[span.stage] += took
         long = {stage: f"{seconds:.2f} s" for stage, seconds in times.items() if seconds >= _NOTHING}
         if [*long] == ["compile"]:
-            elsewhere = self._elsewhere()
-            return (
-                f"{elsewhere}: {long['compile']} of compile"
-                if elsewhere
-                else f"Compiled without a cache: {long['compile']}"
-            )
+            seconds, elsewhere = long["compile"], self._elsewhere()
+            return f"{elsewhere}: {seconds} of compile" if elsewhere else f"Compiled without a cache: {seconds}"
         missing_cache = ", ".join(f"{seconds} of {stage}" for stage, seconds in long.items())
         return f"No cache was used for {missing_cache}" if long else ""
 
@@ -309,17 +294,16 @@ class Judge:
 
     @property
     def _platforms(self) -> set[str]:
-        """The OpenCL platforms for which the run built."""
         return {build.inputs.platform for build in self._builds}
 
     def _launched(self, layer: evidence.Evidence) -> Iterator[str]:
         """Yield what a driver compiled at launches of this run; another program may have done so meanwhile, too."""
         trace = self._trace
-        for kernel, shape, moment in layer.compiled_later():
+        launched = [span for span in trace.spans if span.stage == "launch"]
+        compiled = (layer.part.compiled_since(path, layer.began) for path in sorted(layer.used_later()))
+        for kernel, shape, moment in chain.from_iterable(compiled):
             at = moment - trace.started
-            launches = [
-                span for span in trace.spans if span.stage == "launch" and kernel in (span.kernel or "").split()
-            ]
+            launches = [span for span in launched if kernel in (span.kernel or "").split()]
             # The driver compiles in a thread of its own, from the first launch on, until the program has waited for it.
             if trace.unwatched or (launches and launches[0].start - _LATE <= at <= launches[-1].end + _LATE):
                 yield f"{kernel} ({shape})"
@@ -329,39 +313,36 @@ class Judge:
         more = f" and {len(late) - _FEW} more" * (len(late) > _FEW)
         return f"Compiled at launch, for a new work-group size: {', '.join(late[:_FEW])}{more}" if late else ""
 
-    def _fails_when_closed(self, name: str) -> bool:
-        hazard = self._layers[name].layer.about.uses.get(place.Use.WRITE)
-        return self._states[name].state == "closed" and hazard is not None and hazard.severity is FAILS
-
     def _cost(self, name: str) -> str:
         """Say what a layer that is off or closed cost: failed builds, or the seconds in the stages that it saves."""
+        part, times = self._layers[name].part, defaultdict[str, float](float)
         failed = sum(build.driver in ("", name) for build in self._failed)
-        if failed and self._states[name].state == "closed" and "compile" in self._layers[name].part.saves:
+        if failed and self._states[name].state == "closed" and "compile" in part.saves:
             return f"{plural(failed, 'build')} failed"
-        times: dict[str, float] = {}
-        part = self._layers[name].part
         if part.platforms and self._platforms.isdisjoint(part.platforms):
             return ""
         for span, seconds in timeline.own_times(self._trace.spans):
             if span.stage in part.saves and span.layer in (None, name) and span.outcome != "hit":
-                times[span.stage] = times.get(span.stage, 0.0) + seconds
-        seconds = sum(times.values())
-        return f"{seconds:.2f} s of {', '.join(times)}" if seconds >= _NOTHING else ""
+                times[span.stage] += seconds
+        total = sum(times.values())
+        return f"{total:.2f} s of {', '.join(times)}" if total >= _NOTHING else ""
 
     def remember(self, book: ledger.Ledger) -> None:
         """Add the run to a ledger."""
         trace = self._trace
         storing = {use.layer for use in trace.layers if use.stores != 0} - self._states.keys()
-        saved = book.saved_by({kernel: set(this_run.hits) for kernel, this_run in self.kernels.items()})
+        saved = 0.0
         for kernel, this_run in self.kernels.items():
+            last_run = book.kernels.get(kernel, ledger.Known(0.0))
+            # Where that was measured.
+            saved += sum(last_run.seconds.get(layer, 0.0) for layer in this_run.hits)
             # A salted build, of a block of disabled(), has an option that no other has.
             if not kernel or any(SALT.upper() in build.options for build in this_run.builds):
                 continue
-            last_run = book.kernels.get(kernel, ledger.Known(0.0))
-            stored = {*this_run.hits, *(storing & {*this_run.misses})}
+            stored = this_run.hits | (storing & this_run.misses.keys())
             roots = {name: place[0] for name in stored if (place := self._reasons.place_of(name, this_run)) is not None}
             # What was off has lost nothing.
-            lost = {*this_run.misses} - self._states.keys()
+            lost = this_run.misses.keys() - self._states.keys()
             before = {name: place for name, place in last_run.layers.items() if name not in lost}
             book.kernels[kernel] = ledger.Known(
                 trace.started,
@@ -379,7 +360,7 @@ class Judge:
         summary = trace.summary
         if summary is not None:
             hits, misses = (sum(getattr(use, name) or 0 for use in trace.layers) for name in ("hits", "misses"))
-            book.runs.append(ledger.Run(trace.started, hits, trace.wall_seconds, summary.missed, saved, misses))
+            book.runs.append(ledger.Run(trace.started, hits, misses, trace.wall_seconds, summary.missed, saved))
 
 
 def _loss(missed: Sequence[timeline.MissedKernel], slow: str, lost: str) -> str:

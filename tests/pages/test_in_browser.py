@@ -26,9 +26,9 @@ def rows(browser: Browser, table: str) -> list[Any]:
     return list(browser.chrome.find_elements("css selector", f"#{table} tbody tr"))
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (400, "dark")])
+@pytest.mark.parametrize(("width", "scheme"), [(400, "dark"), (800, "light"), (1000, "dark"), (1280, "light")])
 @pytest.mark.parametrize("canvas", ["map", "chart"])
-def test_pages_are_drawn_without_a_word_or_a_request(
+def test_pages_are_drawn_with_whole_cells_and_without_a_word_or_a_request(
     browser: Browser, file: Path, canvas: str, width: int, scheme: str
 ) -> None:
     drawn = draw(*make_report()) if canvas == "map" else page(make_timeline())
@@ -37,6 +37,15 @@ def test_pages_are_drawn_without_a_word_or_a_request(
     assert (browser.messages, browser.requests) == ([], [])
     assert not browser.is_wider_than_the_screen()
     assert browser.background() == {"light": "rgb(246, 247, 249)", "dark": "rgb(18, 21, 26)"}[scheme]
+    tables = "[...document.querySelectorAll('.table')]"
+    assert browser.evaluate(f"{tables}.filter((one) => one.scrollWidth > one.clientWidth).length") == 0
+    assert browser.evaluate("document.querySelectorAll('td').length") > 50
+    if canvas == "map":
+        assert browser.find("facts").text.startswith("findings")
+        # No word of a command is broken, and its spaces stay.
+        fixes = browser.chrome.find_elements("css selector", ".fix code")
+        assert [fix.get_property("textContent") for fix in fixes] == [finding.fix for finding in make_report()[2]]
+        assert browser.evaluate("[...document.querySelectorAll('.fix span')].every((one) => one.offsetHeight < 30)")
 
 
 def test_empty_pages_are_pages_too(browser: Browser, file: Path, home: Home) -> None:
@@ -102,21 +111,6 @@ def test_the_map_has_areas_of_the_bytes_and_is_walked_by_keys_and_by_mouse(brows
     shown = browser.evaluate("shown.children.slice(0, 8).map((node) => node.name)")
     assert [row.find_element("tag name", "button").text for row in rows(browser, "level")] == shown
     assert browser.messages == []
-
-
-@pytest.mark.parametrize("width", [400, 800, 1000, 1280])
-@pytest.mark.parametrize("canvas", ["map", "chart"])
-def test_every_screen_shows_whole_cells(browser: Browser, file: Path, canvas: str, width: int) -> None:
-    browser.open(draw(*make_report()) if canvas == "map" else page(make_timeline()), file, width=width)
-    tables = "[...document.querySelectorAll('.table')]"
-    assert browser.evaluate(f"{tables}.filter((one) => one.scrollWidth > one.clientWidth).length") == 0
-    assert browser.evaluate("document.querySelectorAll('td').length") > 50
-    if canvas == "map":
-        assert browser.find("facts").text.startswith("findings")
-        # No word of a command is broken, and its spaces stay.
-        fixes = browser.chrome.find_elements("css selector", ".fix code")
-        assert [fix.get_property("textContent") for fix in fixes] == [finding.fix for finding in make_report()[2]]
-        assert browser.evaluate("[...document.querySelectorAll('.fix span')].every((one) => one.offsetHeight < 30)")
 
 
 def test_entries_are_searched_sorted_and_filtered(browser: Browser, file: Path) -> None:

@@ -229,7 +229,7 @@ def test_only_recognised_files_of_a_home_count(home: Home) -> None:
 
 def watched(home: Home, act: Callable[[], object]) -> Proof:
     stack = home.stack
-    proof = Proof(stack, [stack["cuda"]], stack.environment.variables)
+    proof = Proof(stack, [stack["cuda"]], stack.environment)
     act()
     return proof.end()
 
@@ -249,10 +249,8 @@ def test_a_system_without_a_thread_for_us_has_no_file_events(cuda: Home, monkeyp
 
     monkeypatch.setattr(threading.Thread, "start", start)
     proof = watched(cuda, lambda: None)
-    assert [reason.partition(" (")[0] for reason in proof.attestations[0].unknown] == [
-        "no file events",
-        "the processes of the command were not looked at",
-    ]
+    reasons = [reason.partition(" (")[0] for reason in proof.attestations[0].unknown]
+    assert reasons == ["no file events", "the processes of the command were not looked at"]
 
 
 @thorough_only
@@ -317,11 +315,10 @@ def test_another_programs_use_of_what_the_command_did_not_load_is_told_from_its_
     os.mkfifo(fifo)
     held = [sys.executable, f"{PROGRAMS}/holding.py", "1", "2"]
     unused = "not used: no process of the command loaded /libpocl"
+    command = ["sh", "-c", 'exec "$@" <> fifo', "sh", *held]
     # On a busy machine the processes are not always looked at often enough to know that.
     for _ in range(3):
-        with subprocess.Popen(
-            ["sh", "-c", 'exec "$@" <> fifo', "sh", *held], env=home.variables, cwd=home.path, stdout=subprocess.PIPE
-        ) as other:
+        with subprocess.Popen(command, env=home.variables, cwd=home.path, stdout=subprocess.PIPE) as other:
             assert other.stdout is not None
             assert other.stdout.readline() == b"built\n"
             waits = (
