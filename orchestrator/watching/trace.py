@@ -22,7 +22,7 @@ from pathlib import Path
 from cachectl.layer_set import LayerSet
 from cachectl.layers.base.documents import encode_json
 from cachectl.layers.base.environment import Environment
-from cachectl.layers.base.errors import BadRequest
+from cachectl.layers.base.errors import FAILURES, BadRequest
 from cachectl.layers.core import spelling
 from cachectl.layers.core.layer import Layer
 from cachectl.layers.core.parts import Lookups
@@ -93,7 +93,10 @@ class Recorder:
         # Those that are listened to in programs of the run are used by others, too.
         by_files = {name: part for name, part in self._parts.items() if part.files or part.listeners}
         observed = {name: part for name, part in self._parts.items() if not part.files}
-        locked = {root.path for watch in self._layers.values() if watch.part.opened for root in watch.layer.roots()}
+        locked = set[Path]()
+        for name in (name for name, part in self._parts.items() if part.opened):
+            with suppress(*FAILURES):
+                locked.update(root.path for root in self._layers[name].layer.roots())
         self._processes = programs.Processes(self._notes, observed, by_files, locked=locked)
         watched_layers = (layer.layer for layer in self._layers.values() if layer.part.files)
         self._files = EntryEvents(watched_layers, arrived=self._processes.hurry)
