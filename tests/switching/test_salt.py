@@ -203,7 +203,7 @@ def test_isolated_after_the_libraries_have_opened_their_caches_says_so(home: Hom
     assert seen["instead"] == ["off", "salted"]
 
 
-@pytest.mark.filterwarnings("error")
+@pytest.mark.filterwarnings("error::RuntimeWarning")
 def test_a_warning_that_is_an_error_is_raised_unless_the_block_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
     """An exception that was handled around the block has nothing to do with it."""
     salting = Salting()
