@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
-from homes import CACHECTL, PROGRAMS, Home
+from homes import CACHECTL, Home
 from support.accounts import install_for_all
 from support.doctor import (
     after,
@@ -492,10 +492,15 @@ def test_closed_files_are_one_finding_with_one_command(tmp_path: Path, held_to_m
 @real
 def test_a_name_that_is_too_long_for_the_file_system_leaves_pocl_without_a_cache(home: Home) -> None:
     home = Home(home.path, {**home.variables, "POCL_CACHE_DIR": f"{home.path}/kernels/{'long' * 64}"})
-    assert home.run(sys.executable, f"{PROGRAMS}/kernels.py", "1", check=False).returncode == 1
+    (home.path / "starts.py").write_text(
+        "import pyopencl as cl\n"
+        "pocl = next(p for p in cl.get_platforms() if p.name == 'Portable Computing Language')\n"
+        "cl.Context(pocl.get_devices())\n"
+    )
+    assert home.run(sys.executable, "starts.py", check=False).returncode == 1
     (found,) = (one for one in home.json("doctor", "pocl", check=False)["findings"] if one["code"] == "closed")
     assert (found["severity"], found["message"].partition(":")[0]) == ("fails every run", "cannot be created")
-    home.run("sh", "-c", f'{found["fix"]}; exec "$@"', "sh", sys.executable, f"{PROGRAMS}/kernels.py", "1")
+    shell(home.path, f"{found['fix']}; {sys.executable} starts.py", **home.variables)
 
 
 def test_a_home_of_the_account_that_is_closed_keeps_nothing_of_older_mesas(tmp_path: Path, mount: Mount) -> None:
