@@ -12,7 +12,7 @@ import os
 import re
 import stat
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -173,7 +173,7 @@ def writers_of(status: os.stat_result, processes: Path = _PROC) -> tuple[tuple[i
     return tuple(shown), tuple(hidden)
 
 
-def lockers_of(*paths: Path, kind: bytes = b"WRITE", processes: Path = _PROC) -> tuple[int, ...]:
+def lockers_of(paths: Iterable[Path], *, kind: bytes = b"WRITE", processes: Path = _PROC) -> tuple[int, ...]:
     """Return the processes that have one of these files locked for writing, or with ``READ`` for reading."""
     locks = _LOCK.findall(read("", "locks", processes) or b"")
     pids = set[int]()

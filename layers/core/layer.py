@@ -400,8 +400,8 @@ def _plan_root(layer: Layer, root: Root, selection: Selection, *, contents: bool
     plan = plan_removal(layer, (entry for entry in matching if entry.kind != others))
     guests = Counter(entry.because for entry in matching if entry.is_foreign and selection.key is None)
     left = [f"{count} in {root.path} left, each {whose}; --key names one" for whose, count in guests.items()]
-    nameless = {entry.key for entry in entries if entry.details.kernels is None and not entry.is_foreign}
-    if selection.kernel and (nameless := nameless - {entry.key for entry in plan.entries}):
+    unnamed = (entry for entry in entries if entry.details.kernels is None and not entry.is_foreign)
+    if selection.kernel and (nameless := {entry.key for entry in unnamed} - {entry.key for entry in plan.entries}):
         have, were = ("entry has", "was") if len(nameless) == 1 else ("entries have", "were")
         left.insert(0, f"{len(nameless)} {have} no known kernel name and {were} left, in {root.path}")
     skipped = [*plan.skipped, *(Note("*", words) for words in left)]

@@ -23,7 +23,8 @@ _FIRST_NAMESPACE = "/pid:[4026531836]"
 
 def busy(layer: str, seconds: float, path: Path, *related: Path, advice: str = "", pids: tuple[int, ...] = ()) -> Busy:
     """Return the error that a lock was held too long, by ``pids`` or by the processes that have the files locked."""
-    holders = pids or processes.lockers_of(path, *related) or processes.lockers_of(path, *related, kind=b"READ")
+    files = (path, *related)
+    holders = pids or processes.lockers_of(files) or processes.lockers_of(files, kind=b"READ")
     named = processes.process_names(holders) if holders else "another process"
     return Busy(layer, f"locked by {named} for more than {seconds:g} s{advice}", path)
 

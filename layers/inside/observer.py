@@ -155,8 +155,11 @@ class Notes:
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """Find a library through the other finders, and wrap it after its loader has executed it."""
+        is_of_package = name.partition(".")[0] in self._packages
+        if not is_of_package and name not in self._watchers:
+            return None
         imports = vars(self.here).setdefault("imports", set())
-        timed = name in self._packages or (name.partition(".")[0] in self._packages and not imports)
+        timed = name in self._packages or (is_of_package and not imports)
         if not timed and name not in self._watchers:
             return None
         begun = self.now()

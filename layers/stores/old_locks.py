@@ -48,7 +48,7 @@ def _of_files(store: Files, root: Root) -> Iterator[Finding]:
 
 def _of_table(store: Rows, root: Root, file: str) -> Iterator[Finding]:
     seconds, shown = store.environment.lock_timeout, store.environment.processes
-    lockers = partial(lockers_of, *store.tables.lock_files(root, file), processes=shown)
+    lockers = partial(lockers_of, store.tables.lock_files(root, file), processes=shown)
     # A program that writes repeatedly releases the lock in between.
     if (holders := lockers()) and not handles.wait_until(lambda: lockers() != holders, seconds):
         message = f"locked for more than {seconds:g} s by {process_names(holders, shown)}; programs wait for it"

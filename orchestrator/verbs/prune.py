@@ -98,13 +98,16 @@ def plan_prune(
         book, now = ledger.readable(layers[0].environment), layers[0].environment.clock()
     contents = contents or limits.stale or bool(book.kernels)
     scans = {layer: _scan(layer, contents=contents) for layer in layers}
-
-    def is_due(entry: Entry) -> bool:
-        is_old = limits.before is not None and entry.latest is not None and entry.latest < limits.before
-        return is_old or bool(limits.stale and entry.stale)
-
-    chosen = {layer: list(filter(is_due, scan.entries)) for layer, scan in scans.items()}
-    left = [(layer, entry) for layer, scan in scans.items() for entry in scan.entries if not is_due(entry)]
+    chosen: dict[Layer, list[Entry]] = {layer: [] for layer in layers}
+    left: list[tuple[Layer, Entry]] = []
+    for layer, scan in scans.items():
+        for entry in scan.entries:
+            latest = entry.latest
+            is_old = limits.before is not None and latest is not None and latest < limits.before
+            if is_old or (limits.stale and entry.stale):
+                chosen[layer].append(entry)
+            else:
+                left.append((layer, entry))
     only_stale = limits == config.Limits(stale=True)
     only_orphans = all(entry.is_orphan for entries in chosen.values() for entry in entries)
     uncertain = [entry.bytes for _, entry in left if entry.stale is None]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache, cached_property
 from typing import NamedTuple
@@ -34,7 +34,6 @@ from cachectl.watching.program_events import (
     FailedUse,
     Misfit,
     ProcessStart,
-    cut_builds,
     of_kind,
 )
 
@@ -190,11 +189,13 @@ class Evidence:
         except FAILURES:
             return None
 
-    def trace(self, events: Sequence[Event], commands: Iterable[str], unread: Iterable[str]) -> LayerTrace:
+    def trace(
+        self, events: Sequence[Event], commands: Sequence[str], unread: Sequence[str], cut: Collection[str]
+    ) -> LayerTrace:
         """Return what the layer did; ``events`` are those that watched programs noted, of every layer.
 
         ``commands`` of the run used the layer and could not be watched; ``unread`` has a line for each file of noted
-        events that could not be read.
+        events that could not be read; ``cut`` are the platforms of builds that did not end.
         """
         self._events = events
         built = {name for build in of_kind(events, BuildEnd) for name in build.kernels}
@@ -207,8 +208,8 @@ class Evidence:
         ]
         if counted.evidence == EXACT and self.used is None and gaps:
             counted = counted._replace(evidence=INFERRED, why=f"{counted.why}; a lower bound: {' and '.join(gaps)}")
-        cut = {platform for platforms in cut_builds(events).values() for platform in platforms}
-        if counted.evidence != NONE and not cut.isdisjoint((*self.part.listeners, *self.layer.about.platforms)):
+        own = {*self.part.listeners, *self.layer.about.platforms}
+        if counted.evidence != NONE and not own.isdisjoint(cut):
             why = f"{counted.why}; a build did not end, so it is unknown whether it missed"
             counted = counted._replace(misses=counted.misses or None, evidence=INFERRED, why=why)
         if self._off and not (counted.hits or counted.stores):
@@ -377,10 +378,11 @@ def complete_builds(events: Sequence[Event], entries: Iterable[EntryTrace]) -> l
 def settle_builds(events: Sequence[Event], layers: Iterable[LayerTrace]) -> list[Event]:
     """Return events in which builds of several threads say whether they were compiled, if sums leave one answer.
 
-    A driver that reports does not say which thread a message is of. Those of a build that did not end are unread.
+    A driver that reports does not say which thread a message is of. Those of a build that did not end are unread, so
+    no build may have been cut.
     """
     settled = [*events]
-    for use in layers if not cut_builds(events) else ():
+    for use in layers:
         builds = {
             index: event
             for index, event in enumerate(events)

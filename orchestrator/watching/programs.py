@@ -138,7 +138,7 @@ class Processes:
                 program = Program(parent, processes.process_names((pid,)), processes.first_variables(pid) or {}, set())
                 self.strangers.setdefault(pid, program).uses.update(uses)
         files = (file for folder in self._locked for file in folder.glob("*"))
-        for pid in {*processes.lockers_of(*files)}.difference(run, self.lockers):
+        for pid in {*processes.lockers_of(files)}.difference(run, self.lockers) if self._locked else ():
             self.lockers[pid] = processes.process_names((pid,))
         if looks_at_others and self._next is not None:
             self._next = time.monotonic() + _TIMES * (time.monotonic() - begun)

@@ -144,11 +144,15 @@ class Recorder:
         self._look_at_files(noted)
         used = tuple(entry for layer in self._layers.values() for entry in layer.used or ())
         events = evidence.complete_builds(noted, used)
+        cut = program_events.cut_builds(events)
+        cut_platforms = frozenset(platform for platforms in cut.values() for platform in platforms)
         layers = tuple(
-            layer.trace(events, [program for program, names in unwatched.items() if name in names], unread)
+            layer.trace(
+                events, [program for program, names in unwatched.items() if name in names], unread, cut_platforms
+            )
             for name, layer in self._layers.items()
         )
-        events = evidence.settle_builds(events, layers)
+        events = events if cut else evidence.settle_builds(events, layers)
         # A process that ended in a build did not pass its output on itself.
         passed_on = b""
         for rest in program_events.messages_after(self._notes, events):

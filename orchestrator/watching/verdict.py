@@ -113,12 +113,12 @@ class Judge:
         status = self._trace.exit_status
         if status:
             yield f"The command ended with status {status}."
-        for use in self._raised[:1]:
-            fix = f"cachectl purge --key {shlex.quote(f'{use.file}/{use.key}')} {use.layer} removes the row"
+        for failure in self._raised[:1]:
+            fix = f"cachectl purge --key {shlex.quote(f'{failure.file}/{failure.key}')} {failure.layer} removes the row"
             # The row is not at fault if the database is, or if there is none.
-            if use.use == "store" or use.error.startswith("sqlite3."):
-                fix = f"cachectl doctor {use.layer} checks the folder"
-            yield f"A {use.use} in {use.dictionary} raised {use.error}; {fix}."
+            if failure.use == "store" or failure.error.startswith("sqlite3."):
+                fix = f"cachectl doctor {failure.layer} checks the folder"
+            yield f"A {failure.use} in {failure.dictionary} raised {failure.error}; {fix}."
         if self._failed:
             seconds = sum(build.when.seconds for build in self._failed)
             took = f", which took {seconds:.2f} s" if seconds >= _NOTHING else ""
