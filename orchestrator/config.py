@@ -87,24 +87,8 @@ def load(environment: Environment) -> Config:
     for origin, path in config_paths(environment):
         content = _read(path, needed=origin == "named")
         config.files.append((path, origin, content is not None))
-        if content is None:
-            continue
-        # Imported only if there is a file.
-        if sys.version_info >= (3, 11):
-            import tomllib
-        else:
-            import tomli as tomllib
-        try:
-            for key, value in _flat(tomllib.loads(content.decode()), ""):
-                if key not in _KEYS:
-                    raise ValueError(f"{key}: unknown key; the keys are {', '.join(_KEYS)}")
-                try:
-                    _KEYS[key](value)
-                except ValueError as error:
-                    raise ValueError(f"{key}: {error}") from error
-                config.settings.setdefault(key, (value, path))
-        except PARSE_ERRORS as error:
-            raise BadRequest(f"{printable(path)}: {error}") from error
+        for key, value in () if content is None else _settings(path, content):
+            config.settings.setdefault(key, (value, path))
     return config
 
 
@@ -112,6 +96,25 @@ def with_interpreters(environment: Environment) -> Environment:
     """Return an environment with the interpreters of its settings, unless it has some. Raises as :func:`load`."""
     paths = None if environment.python_paths else load(environment).get("python")
     return environment._replace(python_paths=tuple(map(environment.expand, paths))) if paths else environment
+
+
+def _settings(path: Path, content: bytes) -> Iterator[tuple[str, Any]]:
+    """Yield the keys and values of a file. Raises :class:`BadRequest`."""
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+    try:
+        for key, value in _flat(tomllib.loads(content.decode()), ""):
+            if key not in _KEYS:
+                raise ValueError(f"{key}: unknown key; the keys are {', '.join(_KEYS)}")
+            try:
+                _KEYS[key](value)
+            except ValueError as error:
+                raise ValueError(f"{key}: {error}") from error
+            yield key, value
+    except PARSE_ERRORS as error:
+        raise BadRequest(f"{printable(path)}: {error}") from error
 
 
 def _flat(table: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:

@@ -349,20 +349,10 @@ class StoreCollection:
         """Upload entries of one portability key with their artifacts, and list them in the index."""
         items: list[wire.StoredEntry] = []
         lines, began = 0, self.environment.clock()
-        for entries, length in self._packs(contents, outcome):
-            content = b"".join(data for _, data in entries)
-            # A name that no other push produces, so that gc cannot remove a pack on which another push relies.
-            file = wire.file_of(content, b"" if self.place.is_bundle else os.urandom(_SALT))
-            name = wire.PACKS + hashlib.sha256(file).hexdigest()
-            self._put(name, file)
-            pack, offset = wire.Pack(name, len(file), len(content)), 0
-            # Before the next entries are read.
-            del content, file
-            for item, _ in entries:
-                items.append(item._replace(pack=pack, offset=offset))
-                offset += item.entry.bytes
-            outcome.placed += len(entries)
-            outcome.bytes += offset
+        for pack, length in self._packs(contents, outcome):
+            items += self._write_pack(pack)
+            outcome.placed += len(pack)
+            outcome.bytes += sum(item.entry.bytes for item, _ in pack)
             lines += length
             is_old = self.environment.clock() - began > _CHECKPOINT
             if len(items) >= _FULL_PART or lines >= wire.FULL_PART or is_old:
@@ -393,6 +383,17 @@ class StoreCollection:
                 pack, size, lines = [], 0, 0
         if pack:
             yield pack, lines
+
+    def _write_pack(self, entries: list[tuple[wire.StoredEntry, bytes]]) -> Iterator[wire.StoredEntry]:
+        content = b"".join(data for _, data in entries)
+        # A name that no other push produces, so that gc cannot remove a pack on which another push relies.
+        file = wire.file_of(content, b"" if self.place.is_bundle else os.urandom(_SALT))
+        name = wire.PACKS + hashlib.sha256(file).hexdigest()
+        self._put(name, file)
+        pack, offset = wire.Pack(name, len(file), len(content)), 0
+        for item, _ in entries:
+            yield item._replace(pack=pack, offset=offset)
+            offset += item.entry.bytes
 
     def _write_part(self, key: wire.StoreKey, items: list[wire.StoredEntry], began: float) -> None:
         now = self.environment.clock()

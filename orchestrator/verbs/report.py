@@ -16,7 +16,7 @@ from cachectl.layers.base.text import plural
 from cachectl.layers.core.entry import UNCOUNTED, Entry, Problem, Usage, orphan, unknown_words
 from cachectl.layers.core.finding import Finding
 from cachectl.layers.core.json_form import as_json
-from cachectl.layers.core.layer import Layer, every_root
+from cachectl.layers.core.layer import Layer
 from cachectl.layers.core.root import DISABLED, UNKNOWN, Root, Scope, State
 from cachectl.layers.core.selection import moment_before
 from cachectl.layers.core.store import sum_usage
@@ -119,9 +119,8 @@ class LayerReport(NamedTuple):
     @property
     def idle(self) -> bool:
         """Return whether the layer is completely counted, empty, and not switched off."""
-        total, is_off = self.total, self.state.condition is DISABLED
-        has_problems = any(root.usage.problems for root in self.roots)
-        return total.complete and not (is_off or total.entries or total.files or has_problems)
+        total, has_problems = self.total, any(root.usage.problems for root in self.roots)
+        return total.complete and not (total.entries or total.files or has_problems or self.state.condition is DISABLED)
 
 
 @as_json("cachectl/report/1", also=("total",), optional=("neighbours", "pythons", "kernels", "runs", "drivers"))
@@ -209,21 +208,24 @@ def _leftover(folder: Path) -> Entry:
     return orphan(entry, "a temporary folder left by a cachectl that was killed")
 
 
+def _count(layer: Layer, root: Root) -> Iterator[RootReport]:
+    # The store of a missing root is not loaded.
+    usage = layer.store.usage(root) if root.may_exist else sum_usage(())
+    yield RootReport(root, root.exists, usage)
+
+
 def _layer_report(layer: Layer) -> LayerReport:
     failures: dict[str, None] = {}
     roots, about = list[RootReport](), layer.about
-    try:
-        for root in tuple(every_root(layer)):
-            try:
-                # The store of a missing root is not loaded.
-                usage = layer.store.usage(root) if root.may_exist else sum_usage(())
-                roots.append(RootReport(root, root.exists, usage))
-            except FAILURES as error:  # noqa: PERF203 - the other roots go on
-                problem = Problem(root.path, "unreadable", reason_of(error))
-                # An unreadable root exists.
-                roots.append(RootReport(root, exists=True, usage=UNCOUNTED._replace(problems=(problem,))))
-    except FAILURES as error:
-        failures[reason_of(error)] = None
+    for _, root, result in layer_set.in_each_root([layer], _count):
+        if isinstance(result, RootReport):
+            roots.append(result)
+        elif root is None:
+            failures[reason_of(result)] = None
+        else:
+            problem = Problem(root.path, "unreadable", reason_of(result))
+            # An unreadable root exists.
+            roots.append(RootReport(root, exists=True, usage=UNCOUNTED._replace(problems=(problem,))))
     try:
         state = layer.state()
         if not isinstance(state, State):
@@ -235,9 +237,8 @@ def _layer_report(layer: Layer) -> LayerReport:
     if total.stale_bytes and total.bytes:
         from cachectl.watching import ledger
 
-        kernels = ledger.readable(layer.environment).kernels.values()
-        seconds = sum(kernel.seconds.get(layer.name, 0) for kernel in kernels)
-        stale_seconds = seconds * total.stale_bytes / total.bytes
+        measured = ledger.readable(layer.environment).kernels.values()
+        stale_seconds = sum(kernel.seconds.get(layer.name, 0) for kernel in measured) * total.stale_bytes / total.bytes
     head = (layer.name, layer.title, state, about.scope, about.precious)
     limit = layer.limit if total.bytes else None
     place = max(roots, key=lambda root: root.usage.bytes or 0).root.path if roots else None
@@ -332,11 +333,10 @@ def lines(result: Report, home: str, *, verbose: bool = False) -> Iterator[objec
         # No line may suggest removing the entries of a precious layer.
         if reasons and not layer.precious:
             lost = f"{layer.total.stale_entries:,} of {plural(layer.total.entries or 0, 'entry', 'entries')}"
-            took = layer.stale_seconds
-            measured = "" if took is None else f"; they took about {took:.1f} s to compile (measured)"
-            reason = f"{max(reasons, key=reasons.__getitem__)}{measured}"
+            reason, seconds = max(reasons, key=reasons.__getitem__), layer.stale_seconds
+            measured = "" if seconds is None else f"; they took about {seconds:.1f} s to compile (measured)"
             fix = f"cachectl prune --stale {layer.layer} removes them"
-            yield f"{layer.layer}: {lost} ({units.size(layer.total.stale_bytes)}) are stale: {reason}; {fix}"
+            yield f"{layer.layer}: {lost} ({units.size(layer.total.stale_bytes)}) are stale: {reason}{measured}; {fix}"
     if shown:
         yield from ("", _layers_table(shown, total, home, verbose=verbose))
     if hidden := len(result.layers) - len(shown):
@@ -435,10 +435,9 @@ def _details(layer: LayerReport, home: str, *, verbose: bool) -> Iterator[str]:
         yield from ("", f"{layer.layer}: {layer.state.condition.value}, {layer.state.why}")
         yield from (f"  driver: {units.short_path(file, home)}" for file in layer.state.drivers)
     for number, root in enumerate(layer.roots) if verbose else ():
-        usage, notes = root.usage, [root.root.source]
+        usage, notes = root.usage, [root.root.source] if root.exists else [root.root.source, "missing"]
         if number and not (usage.files or usage.orphan_files or usage.problems):
             continue
-        notes += [] if root.exists else ["missing"]
         if usage.orphan_files:
             notes.append(f"{plural(usage.orphan_files, 'orphan')}, {units.size(usage.orphan_bytes)}")
         yield f"  {units.short_path(root.root.path, home)}  ({'; '.join(notes)})"
